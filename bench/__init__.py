@@ -1,0 +1,1 @@
+"""Benchmarks and trace replay of the card cluster (the akv-bench program)."""

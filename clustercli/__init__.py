@@ -1,0 +1,1 @@
+"""The operator's command line of the card cluster."""

@@ -1,0 +1,1 @@
+"""The control plane: cluster service, gateway control process, exporters and their shared domain model."""

@@ -1,0 +1,1 @@
+"""Composition roots: one module per program."""

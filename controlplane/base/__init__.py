@@ -1,0 +1,1 @@
+"""Settings, logging, backoff and addresses, shared by every program."""

@@ -1,0 +1,1 @@
+"""Prometheus exporters of a storage or witness host."""

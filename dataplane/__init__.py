@@ -1,0 +1,1 @@
+"""Python shell of the dataplane process: configuration, pinning and the gRPC servicer."""

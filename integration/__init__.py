@@ -1,0 +1,1 @@
+"""What installs into an engine's environment: the local client and the connectors."""
