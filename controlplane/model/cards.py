@@ -83,8 +83,8 @@ class ClusterConfig:
 class ClusterSnapshot:
     """Everything below `/cluster/` and `/targets/` at one etcd revision.
 
-    `problems` holds one sentence for each record that could not be read; such a record is unknown, not absent:
-    its key's card keeps what it had.
+    `problems` holds one sentence for each record that could not be read and `unreadable` its etcd key, in the
+    same order; such a record is unknown, not absent: its card keeps what it had.
     """
 
     revision: int
@@ -94,3 +94,4 @@ class ClusterSnapshot:
     cards: tuple[CardRecord, ...] = ()
     health: tuple[HealthRecord, ...] = ()
     problems: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
