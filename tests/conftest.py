@@ -1,0 +1,38 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.addresses import LoopbackNet
+from tests.support.etcd import EtcdCluster, run_etcd
+
+
+@pytest.fixture
+def loopback_net() -> LoopbackNet:
+    """A random 127.x.y.0/24 of this test's own."""
+    return LoopbackNet.pick()
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One etcd member for the whole run; use `etcd` instead, which is empty at the start of each test."""
+    with run_etcd(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd(shared_etcd: EtcdCluster) -> EtcdCluster:
+    """A one-member etcd with no keys. Don't harm it: it is shared."""
+    shared_etcd.wipe()
+    return shared_etcd
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path: Path, loopback_net: LoopbackNet) -> Iterator[EtcdCluster]:
+    """A fresh cluster of three members for this test alone, to be harmed at will."""
+    with run_etcd(tmp_path / "etcd", 3, loopback_net) as cluster:
+        yield cluster
