@@ -1,0 +1,71 @@
+"""Settings of the cluster service: defaults, precedence, and one clear line for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.base.settings import SettingsError
+from controlplane.cluster.settings import load_settings
+
+INSECURE = {"AWC_SECURITY": "insecure-loopback"}
+
+
+def test_defaults_are_the_manuals(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, INSECURE | {"AWC_HOST": "storage-1"})
+    assert (settings.api_port, settings.etcd_client_port, settings.etcd_peer_port) == (5000, 2379, 2380)
+    assert (settings.exporter_port, settings.cycle_seconds) == (7891, 6.0)
+    assert (settings.warmup_cycles, settings.bad_member_strikes) == (3, 3)
+    assert settings.data_dir == Path("/var/lib/etcd")
+    assert settings.card_cli == ("akv-softcard", "list", "--json")
+    assert settings.client_url == "http://127.0.0.1:2379"
+
+
+def test_environment_wins_over_files(tmp_path: Path) -> None:
+    (tmp_path / "awide-cluster.env").write_text("AWC_HOST=from-file\nAWC_API_PORT=5001\n")
+    (tmp_path / "adpcli_compat.env").write_text("AWC_XDP_SERIALS=xdp0:L0P0,xdp1:L0P1\n")
+    settings = load_settings(tmp_path, INSECURE | {"AWC_API_PORT": "5002"})
+    assert settings.host == "from-file"
+    assert settings.api_port == 5002
+    assert settings.xdp_serials == {"xdp0": "L0P0", "xdp1": "L0P1"}
+
+
+def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, INSECURE | {"AWC_ADDRESS": "[0:0::1]"})
+    assert settings.address == "::1"
+    assert settings.api_endpoint == "[::1]:5000"
+    assert settings.peer_url == "http://[::1]:2380"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"AWC_SECURITY": ""}, ["AWC_SECURITY", "insecure-loopback"]),
+        ({"AWC_SECURITY": "none"}, ["AWC_SECURITY", "none"]),
+        ({"AWC_ADDRESS": "192.0.2.7"}, ["192.0.2.7", "loopback"]),
+        ({"AWC_ADDRESS": "storage-1"}, ["AWC_ADDRESS", "storage-1"]),
+        ({"AWC_HOST": "a/b"}, ["AWC_HOST", "a/b"]),
+        ({"AWC_API_PORT": "0"}, ["AWC_API_PORT", "0"]),
+        ({"AWC_API_PORT": "2379"}, ["AWC_API_PORT", "own port"]),
+        ({"AWC_DATA_DIR": "etcd"}, ["AWC_DATA_DIR", "relative"]),
+        ({"AWC_CYCLE_SECONDS": "nan"}, ["AWC_CYCLE_SECONDS"]),
+        ({"AWC_CARD_CLI": "list 'x"}, ["AWC_CARD_CLI", "quotes"]),
+        ({"AWC_XDP_SERIALS": "xdp0"}, ["AWC_XDP_SERIALS", "xdp0:L0P0"]),
+        ({"AWC_XDP_SERIALS": "xdp0:A,xdp1:A"}, ["AWC_XDP_SERIALS", "repeats"]),
+        ({"AWC_STATE_DIR": "/var/lib/etcd/state"}, ["AWC_STATE_DIR", "lost together"]),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path: Path, environment: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(tmp_path, INSECURE | environment)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_misspelt_key_in_a_file_is_refused_with_the_right_spelling(tmp_path: Path) -> None:
+    (tmp_path / "awide-cluster.env").write_text("AWC_CYCLE_SECOND=3\n")
+    with pytest.raises(SettingsError, match="did you mean AWC_CYCLE_SECONDS"):
+        load_settings(tmp_path, INSECURE)
+
+
+def test_a_missing_config_dir_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="not a directory"):
+        load_settings(tmp_path / "none", INSECURE)
