@@ -6,10 +6,9 @@
 #include <functional>
 #include <memory>
 
-namespace akv {
+#include "base/clock.hpp"
 
-using Clock = std::chrono::steady_clock;
-using TimePoint = Clock::time_point;
+namespace akv {
 
 // Receives readiness of one file descriptor. `events` are EPOLL* bits.
 struct FdHandler {
@@ -21,14 +20,16 @@ struct FdHandler {
 
 using TimerId = std::uint64_t;  // 0 is never a timer
 
-// Not thread-safe but for post() and stop(). Callbacks may add and remove anything, themselves included.
+// Not thread-safe but for post() and stop(). Callbacks may add and remove anything, themselves included;
+// they must not throw.
 class Reactor {
  public:
-  Reactor();
+  Reactor();  // throws std::system_error when epoll or eventfd can't be had
   ~Reactor();
   Reactor(const Reactor&) = delete;
   Reactor& operator=(const Reactor&) = delete;
 
+  // Throws std::system_error when the kernel refuses.
   void add(int fd, std::uint32_t events, FdHandler& handler);
   void modify(int fd, std::uint32_t events);
   // After remove() the handler is not called again, not even for events already fetched.
@@ -44,13 +45,34 @@ class Reactor {
   void defer(std::function<void()> task);
 
   [[nodiscard]] TimePoint now() const noexcept;  // cached once per turn
-  void run();                                     // until stop()
+  void run();                                    // until stop()
   void run_once(std::chrono::milliseconds at_most);
-  void stop() noexcept;                           // from any thread
+  void stop() noexcept;  // from any thread
+  // Never sleeps in run(): latency for a whole core. The default sleeps when idle.
+  void set_busy_polling(bool on) noexcept;
 
  private:
+  friend class AfterEvent;
   struct Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+// Work that an object wants done once after the current event, however often it asks, without an allocation
+// for each time (a queue's flush). Its destruction takes the request back.
+class AfterEvent {
+ public:
+  AfterEvent(Reactor& reactor, std::function<void()> work);
+  ~AfterEvent();
+  AfterEvent(const AfterEvent&) = delete;
+  AfterEvent& operator=(const AfterEvent&) = delete;
+
+  void request();
+
+ private:
+  friend class Reactor;
+  Reactor& reactor_;
+  std::function<void()> work_;
+  bool requested_{false};
 };
 
 }  // namespace akv

@@ -1,0 +1,153 @@
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/reactor.hpp"
+#include "base/unique_fd.hpp"
+
+namespace akv {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Readable final : FdHandler {
+  explicit Readable(std::function<void()> work) : on_ready(std::move(work)) {}
+  void on_events(std::uint32_t) noexcept override { on_ready(); }
+  std::function<void()> on_ready;
+};
+
+UniqueFd signalled_fd() {
+  return UniqueFd(::eventfd(1, EFD_NONBLOCK));
+}
+
+TEST(Reactor, RunsTimersInOrderOfTheirTime) {
+  Reactor reactor;
+  std::vector<int> order;
+  const TimePoint base = Clock::now();
+  const TimerId late = reactor.call_at(base + milliseconds(3), [&] { order.push_back(3); });
+  const TimerId early = reactor.call_at(base + milliseconds(1), [&] { order.push_back(1); });
+  const TimerId gone = reactor.call_at(base + milliseconds(2), [&] { order.push_back(2); });
+  EXPECT_NE(late, early);
+  reactor.cancel(gone);
+  while (order.size() < 2)
+    reactor.run_once(milliseconds(100));
+  EXPECT_EQ(order, (std::vector<int>{1, 3}));
+}
+
+TEST(Reactor, TimerThatAddsATimerDoesNotStarveTheTurn) {
+  Reactor reactor;
+  int runs = 0;
+  std::function<void()> again = [&] {
+    ++runs;
+    [[maybe_unused]] const TimerId next = reactor.call_at(reactor.now(), again);
+  };
+  [[maybe_unused]] const TimerId first = reactor.call_at(reactor.now(), again);
+  reactor.run_once(milliseconds(0));
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(Reactor, CancelledTimersDoNotPileUp) {
+  Reactor reactor;
+  for (int i = 0; i < 100000; ++i)
+    reactor.cancel(reactor.call_after(std::chrono::hours(1), [] { FAIL(); }));
+  reactor.run_once(milliseconds(0));
+}
+
+TEST(Reactor, RemovedHandlerIsNotCalledForFetchedEvents) {
+  Reactor reactor;
+  const UniqueFd first = signalled_fd();
+  const UniqueFd second = signalled_fd();
+  int calls = 0;
+  std::optional<Readable> left;
+  std::optional<Readable> right;
+  left.emplace([&] {
+    ++calls;
+    reactor.remove(first.get());
+    reactor.remove(second.get());
+  });
+  right.emplace(left->on_ready);
+  reactor.add(first.get(), EPOLLIN, *left);
+  reactor.add(second.get(), EPOLLIN, *right);
+  reactor.run_once(milliseconds(100));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Reactor, DeferredWorkRunsAfterTheEventAndMayDefer) {
+  Reactor reactor;
+  const UniqueFd fd = signalled_fd();
+  std::vector<int> order;
+  Readable handler([&] {
+    reactor.defer([&] {
+      order.push_back(2);
+      reactor.defer([&] { order.push_back(3); });
+    });
+    order.push_back(1);
+    reactor.remove(fd.get());
+  });
+  reactor.add(fd.get(), EPOLLIN, handler);
+  reactor.run_once(milliseconds(100));
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(Reactor, AfterEventRunsOnceForManyRequestsAndIsTakenBack) {
+  Reactor reactor;
+  int flushed = 0;
+  AfterEvent flush(reactor, [&] { ++flushed; });
+  auto doomed = std::make_unique<AfterEvent>(reactor, [] { FAIL() << "was destroyed before its turn"; });
+  flush.request();
+  doomed->request();
+  flush.request();
+  doomed.reset();
+  reactor.run_once(milliseconds(0));
+  EXPECT_EQ(flushed, 1);
+  flush.request();
+  reactor.run_once(milliseconds(0));
+  EXPECT_EQ(flushed, 2);
+}
+
+TEST(Reactor, PostsFromManyThreadsArriveInEachThreadsOrder) {
+  Reactor reactor;
+  constexpr int kThreads = 4;
+  constexpr int kEach = 2000;
+  std::array<int, kThreads> seen{};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < kEach; ++i) {
+        EXPECT_TRUE(
+            reactor.post([&seen, thread, i] { EXPECT_EQ(seen[static_cast<std::size_t>(thread)]++, i); }));
+      }
+    });
+  }
+  const auto done = [&] { return std::ranges::all_of(seen, [](int count) { return count == kEach; }); };
+  while (!done())
+    reactor.run_once(milliseconds(100));
+  for (auto& thread : threads)
+    thread.join();
+}
+
+TEST(Reactor, MailboxIsBounded) {
+  Reactor reactor;
+  int accepted = 0;
+  while (reactor.post([] {}))
+    ++accepted;
+  EXPECT_EQ(accepted, 65536);
+  reactor.run_once(milliseconds(0));
+  EXPECT_TRUE(reactor.post([] {}));
+}
+
+TEST(Reactor, StopFromAnotherThreadEndsRun) {
+  Reactor reactor;
+  std::thread stopper([&] { reactor.stop(); });
+  reactor.run();
+  stopper.join();
+}
+
+}  // namespace
+}  // namespace akv
