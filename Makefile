@@ -1,12 +1,79 @@
+# The targets of this project. `make demo` and `make test` set up all they need themselves.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-PY := .venv/bin/python
-.PHONY: setup build demo test lint check bench lab clean
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lock proto-baseline clean
 
-setup:
+BIN := .venv/bin
+JOBS := $(shell nproc)
+CPP_DIRS := dataplane/core tests/native
+CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')
+PY_DIRS := controlplane clustercli integration dataplane bench tests tools
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install system packages (as root), .venv, the native build
 	@tools/setup
 
-build: setup
+protos: ## Generate the protobuf modules into build/gen
+	@$(BIN)/python tools/protogen.py . build/gen
 
-protos:
-	@$(PY) tools/protogen.py . build/gen
+demo: setup ## The main job on this machine (REPORT=FILE TRACE=FILE REQUESTS=N)
+	@$(BIN)/akv demo $(if $(REPORT),--report "$(REPORT)") $(if $(TRACE),--trace "$(TRACE)") \
+	  $(if $(REQUESTS),--requests "$(REQUESTS)")
+
+lint: setup ## ruff, mypy, import-linter, C++ includes, buf, clang-format
+	$(BIN)/ruff check $(PY_DIRS)
+	$(BIN)/ruff format --check $(PY_DIRS)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_includes.py
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.json
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+
+fmt: setup ## Format Python and C++
+	$(BIN)/ruff check --fix $(PY_DIRS)
+	$(BIN)/ruff format $(PY_DIRS)
+	@$(BIN)/clang-format -i $(CPP_FILES)
+
+# One build folder per sanitizer under build/; ctest prints what failed.
+define native_tests
+	@cmake -S . -B build/$(1) -G Ninja -Wno-dev --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DAKV_PYTHON=OFF -DAKV_TESTS=ON -DAKV_SANITIZE=$(2) >/dev/null
+	@cmake --build build/$(1) -j $(JOBS)
+	@ctest --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error --progress
+endef
+
+native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call native_tests,asan,address$(comma)undefined)
+
+test: lint native-tests ## Lint and all tests
+	@$(BIN)/python -m pytest
+
+tsan: setup ## C++ tests under ThreadSanitizer
+	$(call native_tests,tsan,thread)
+
+tidy: ## clang-tidy over the C++ sources
+	@tools/setup check
+	@$(BIN)/python tools/tidy.py
+
+check: test tsan tidy ## What must be green before a change is done
+
+bench: setup ## Replay a short piece of the trace and print rates and latencies
+	@$(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
+
+lock: setup ## Write requirements.lock anew from pyproject.toml
+	@tools/lock
+
+proto-baseline: setup ## Accept the protos of today as what `buf breaking` compares with
+	@$(BIN)/buf build --exclude-source-info -o protos/baseline.json
+
+clean: ## Remove everything that was built (not .venv)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(PY_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+comma := ,

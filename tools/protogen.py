@@ -1,4 +1,4 @@
-"""Generate the protobuf and gRPC modules (with type stubs where mypy-protobuf is installed).
+"""Generate the protobuf and gRPC modules, with type stubs where mypy-protobuf is installed.
 
 Usage: protogen.py SOURCE_ROOT OUTPUT_DIR
 """
@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from grpc_tools import protoc
@@ -14,25 +15,42 @@ from grpc_tools import protoc
 
 def generate(root: Path, out: Path) -> int:
     """Write akv/v1/*_pb2*.py and controlplane/store/etcd_pb2*.py below `out`; returns protoc's exit code."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".protogen-") as scratch:
+        fresh = Path(scratch) / "gen"
+        fresh.mkdir()
+        code = compile_protos(root, fresh)
+        if code == 0:
+            replace_tree(fresh, out)
+    return code
+
+
+def compile_protos(root: Path, out: Path) -> int:
+    """Run protoc over akv.v1 and the etcd subset that controlplane/store owns."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    include = str(Path(str(protoc.__file__)).parent / "_proto")
-    stubs = importlib.util.find_spec("mypy_protobuf") is not None
-    jobs = [(root / "protos", sorted((root / "protos/akv/v1").glob("*.proto")))]
-    etcd = root / "controlplane/store/etcd.proto"
-    if etcd.exists():
-        jobs.append((root, [etcd]))
+    include = Path(str(protoc.__file__)).parent / "_proto"
+    outputs = [f"--python_out={out}", f"--grpc_python_out={out}"]
+    if importlib.util.find_spec("mypy_protobuf") is not None:
+        outputs += [f"--mypy_out={out}", f"--mypy_grpc_out={out}"]
+    jobs = [
+        (root / "protos", sorted((root / "protos/akv/v1").glob("*.proto"))),
+        (root, sorted((root / "controlplane/store").glob("*.proto"))),
+    ]
     for base, files in jobs:
-        args = ["protoc", f"-I{base}", f"-I{include}", f"--python_out={out}", f"--grpc_python_out={out}"]
-        if stubs:
-            args += [f"--mypy_out={out}", f"--mypy_grpc_out={out}"]
-        code = int(protoc.main([*args, *map(str, files)]))
+        command = ["protoc", f"-I{base}", f"-I{include}", *outputs, *map(str, files)]
+        code = int(protoc.main(command)) if files else 0
         if code:
             return code
     for package in ("akv", "akv/v1"):
         (out / package / "__init__.py").touch()
     return 0
+
+
+def replace_tree(fresh: Path, out: Path) -> None:
+    """Put `fresh` in the place of `out`, so that a reader never meets a half-written folder."""
+    if out.exists():
+        out.rename(fresh.parent / "old")
+    shutil.move(fresh, out)
 
 
 if __name__ == "__main__":
