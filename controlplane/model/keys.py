@@ -19,7 +19,7 @@ def card_key(namespace: str, engine_key: bytes, num_dbs: int, secret: bytes = NO
     """Derive the 16-byte card key of a 32-byte engine key.
 
     BLAKE2b-128, keyed with the namespace's 32-byte secret, over fields that each have a u32 length before
-    them: label, u32 layout version, namespace, u32 num_dbs, u32 db index, engine key (integers little-endian).
+    them: label, u32 layout version, namespace, u32 num_dbs, u32 db index, engine key; integers little-endian.
     """
     if len(engine_key) != 32 or len(secret) != 32:
         raise ValueError(f"engine key and secret have 32 bytes, not {len(engine_key)} and {len(secret)}")

@@ -1,0 +1,151 @@
+"""What of `gateway.yaml` depends on this build and this machine: backend, security, cores, port, directories.
+
+`--validate-config` runs all of it; a program at its start runs what concerns itself (the control process may
+have other cores than the dataplane, and the dataplane holds the port).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from controlplane.base.gateway_config import GatewayConfig
+
+Check = Callable[[GatewayConfig], list[str]]
+
+
+def check_backend(config: GatewayConfig) -> list[str]:
+    """The storage backend is in this build, and does what the file asks of it."""
+    if config.storage_backend == "kv-spdk":
+        return [
+            "storage_backend: 'kv-spdk' is not in this build (no libspdk); set storage_backend: kv-nvme, or "
+            "build where pkg-config finds spdk_nvme"
+        ]
+    if config.start_clean and config.storage_backend != "kv-memory":
+        return ["start_clean: 1 is not supported by this build, which never cleans cards; set start_clean: 0"]
+    return []
+
+
+def check_security(config: GatewayConfig) -> list[str]:
+    """Nothing unprotected without being asked for by name."""
+    problems = []
+    if config.cluster_hostname and config.cluster_security is None:
+        problems.append(
+            "cluster_security: is missing, and this build has no TLS to the cluster; set cluster_security: "
+            "insecure-loopback, which refuses hosts that are not loopback addresses"
+        )
+    loopback = config.bind_address.startswith("127.") or config.bind_address == "::1"
+    if not loopback and config.namespace_secrets is None:
+        problems.append(
+            f"bind_address: {config.bind_address!r} lets every host use the cache; set namespace_secrets, or "
+            "bind_address: 127.0.0.1"
+        )
+    return problems
+
+
+def check_cores(config: GatewayConfig) -> list[str]:
+    """Every core of `core_list` may be used by this process (a pod's cpuset may be a part of the host's)."""
+    available = os.sched_getaffinity(0)
+    missing = [core for core in config.cores() if core not in available]
+    if not missing:
+        return []
+    return [
+        f"core_list: {config.core_list!r} has cores that this process may not use ({_ranges(missing)}); "
+        f"choose from {_ranges(sorted(available))}"
+    ]
+
+
+def check_port(config: GatewayConfig) -> list[str]:
+    """Nobody listens at `bind_address`:`port`."""
+    family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.bind_address, config.port))
+            probe.listen(1)
+        except OSError as error:
+            return [_port_problem(config, error)]
+    return []
+
+
+def _port_problem(config: GatewayConfig, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"port: {config.port} needs a privilege that this user has not; choose a port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"bind_address: {config.bind_address!r} is not an address of this host; choose one that "
+            "`ip addr` shows"
+        )
+    return (
+        f"port: {config.port} on {config.bind_address} is in use; choose a free port (unless this gateway "
+        "itself runs already)"
+    )
+
+
+def check_directories(config: GatewayConfig) -> list[str]:
+    """The directories that the gateway writes to can be made and written."""
+    wanted = {
+        "status_file": Path(config.status_file).parent,
+        "state_dir": Path(config.state_dir),
+        "dataplane_socket": Path(config.dataplane_socket).parent,
+        "client_socket": Path(config.client_socket).parent,
+    }
+    return [
+        f"{key}: {getattr(config, key)!r} can't be written: {reason}; make the directory or change it"
+        for key, directory in wanted.items()
+        if (reason := _unwritable(directory))
+    ]
+
+
+def _unwritable(directory: Path) -> str | None:
+    """Why nothing can be written there; None when it can. The nearest parent that exists decides."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        return f"{existing} is not a directory"
+    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable for this user"
+
+
+def check_secrets_file(config: GatewayConfig) -> list[str]:
+    """The secrets' file is there and for its owner alone."""
+    if config.namespace_secrets is None:
+        return []
+    try:
+        mode = Path(config.namespace_secrets).stat().st_mode
+    except OSError as error:
+        return [
+            f"namespace_secrets: {config.namespace_secrets!r}: {error.strerror}; write the file or remove "
+            "the key"
+        ]
+    if mode & 0o077:
+        return [f"namespace_secrets: {config.namespace_secrets!r} is open to others; chmod 600 it"]
+    return []
+
+
+CONTROL_CHECKS: tuple[Check, ...] = (check_backend, check_security, check_directories)
+DATAPLANE_CHECKS: tuple[Check, ...] = (
+    check_backend,
+    check_security,
+    check_cores,
+    check_port,
+    check_directories,
+    check_secrets_file,
+)
+
+
+def check_machine(config: GatewayConfig, checks: tuple[Check, ...] = DATAPLANE_CHECKS) -> list[str]:
+    """Problems of `config` on this machine, one line each (key, value, remedy); empty when all is well."""
+    return [problem for check in checks for problem in check(config)]
+
+
+def _ranges(cores: list[int]) -> str:
+    """`0-3,8` for 0, 1, 2, 3, 8."""
+    parts: list[list[int]] = []
+    for core in cores:
+        if parts and parts[-1][-1] == core - 1:
+            parts[-1].append(core)
+        else:
+            parts.append([core])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
