@@ -80,11 +80,24 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """A record that is there but can't be understood, so that it is unknown and not absent.
+
+    `host` is empty for `config` and `registry`; `name` is the device (`card`, `health`) or the serial
+    (`registry`).
+    """
+
+    kind: Literal["config", "registry", "node", "card", "health"]
+    host: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """Everything below `/cluster/` and `/targets/` at one etcd revision.
 
-    `problems` holds one sentence for each record that could not be read and `unreadable` its etcd key, in the
-    same order; such a record is unknown, not absent: its card keeps what it had.
+    `problems` holds one sentence for each record that could not be read, and `unreadable` says which these are;
+    such a record is unknown, not absent: its card keeps what it had.
     """
 
     revision: int
@@ -94,4 +107,4 @@ class ClusterSnapshot:
     cards: tuple[CardRecord, ...] = ()
     health: tuple[HealthRecord, ...] = ()
     problems: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
