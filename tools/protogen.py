@@ -1,6 +1,9 @@
 """Generate the protobuf and gRPC modules, with type stubs where mypy-protobuf is installed.
 
 Usage: protogen.py SOURCE_ROOT OUTPUT_DIR
+
+Everything generated is in the package `akv`: `akv.v1` from protos/akv/v1, and `akv.etcd` from the subset of
+etcd's API that controlplane/store owns (only controlplane/store may import that one).
 """
 
 import importlib.util
@@ -14,7 +17,7 @@ from grpc_tools import protoc
 
 
 def generate(root: Path, out: Path) -> int:
-    """Write akv/v1/*_pb2*.py and controlplane/store/etcd_pb2*.py below `out`; returns protoc's exit code."""
+    """Write akv/v1/*_pb2*.py and akv/etcd/etcd_pb2*.py below `out`; returns protoc's exit code."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".protogen-") as scratch:
         fresh = Path(scratch) / "gen"
@@ -32,16 +35,14 @@ def compile_protos(root: Path, out: Path) -> int:
     outputs = [f"--python_out={out}", f"--grpc_python_out={out}"]
     if importlib.util.find_spec("mypy_protobuf") is not None:
         outputs += [f"--mypy_out={out}", f"--mypy_grpc_out={out}"]
-    jobs = [
-        (root / "protos", sorted((root / "protos/akv/v1").glob("*.proto"))),
-        (root, sorted((root / "controlplane/store").glob("*.proto"))),
+    sources = [f"-I{root / 'protos'}", f"-Iakv/etcd={root / 'controlplane/store'}", f"-I{include}"]
+    ours = [
+        str(file.relative_to(root / "protos")) for file in sorted((root / "protos/akv/v1").glob("*.proto"))
     ]
-    for base, files in jobs:
-        command = ["protoc", f"-I{base}", f"-I{include}", *outputs, *map(str, files)]
-        code = int(protoc.main(command)) if files else 0
-        if code:
-            return code
-    for package in ("akv", "akv/v1"):
+    code = int(protoc.main(["protoc", *sources, *outputs, *ours, "akv/etcd/etcd.proto"]))
+    if code:
+        return code
+    for package in ("akv", "akv/v1", "akv/etcd"):
         (out / package / "__init__.py").touch()
     return 0
 
