@@ -6,38 +6,17 @@ import difflib
 import re
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from controlplane.base.addresses import AddressError, HostPort, canonical_address, is_loopback
-from controlplane.base.settings import Settings, SettingsError, read_env_file
+from controlplane.cluster.envfile import SettingsError, read_env_file
 
 MAIN_FILE = "awide-cluster.env"
 SERIALS_FILE = "adpcli_compat.env"
 INSECURE_LOOPBACK = "insecure-loopback"
-KEYS = frozenset(
-    {
-        "AWC_HOST",
-        "AWC_ADDRESS",
-        "AWC_API_PORT",
-        "AWC_ETCD_CLIENT_PORT",
-        "AWC_ETCD_PEER_PORT",
-        "AWC_DATA_DIR",
-        "AWC_LOG_DIR",
-        "AWC_STATE_DIR",
-        "AWC_ETCD_BINARY",
-        "AWC_CARD_CLI",
-        "AWC_CYCLE_SECONDS",
-        "AWC_EXPORTER_PORT",
-        "AWC_WITNESS",
-        "AWC_SECURITY",
-        "AWC_XDP_SERIALS",
-        "LEADER_WARMUP_CYCLES",
-        "BAD_MEMBER_STRIKES",
-    }
-)
-
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # NVMe's serial number: up to 20 printable characters; here without ',' (the list) and '/' (the key in etcd).
@@ -99,50 +78,52 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
     """
     if not config_dir.is_dir():
         raise SettingsError(f"--config-dir {config_dir} is not a directory: create it, or correct the path")
-    files = [path for name in (MAIN_FILE, SERIALS_FILE) if (path := config_dir / name).exists()]
-    for path in files:
-        _refuse_unknown(path)
-    known = {key: environment[key] for key in KEYS if key in environment}
-    settings = _build(Settings.load(files, known), config_dir)
+    values = {"AWC_HOST": socket.gethostname(), "AWC_STATE_DIR": str(config_dir.absolute() / "state")}
+    for name in (MAIN_FILE, SERIALS_FILE):
+        found = read_env_file(config_dir / name)
+        _refuse_unknown(found, config_dir / name)
+        values |= {key: value for key, value in found.items() if value}
+    values |= {key: environment[key] for key in _KEYS if environment.get(key)}
+    fields = {key.field: _parse(name, key, values.get(name, key.default)) for name, key in _KEYS.items()}
+    settings = ClusterSettings(**fields)
     _cross_check(settings)
     return settings
 
 
-def _refuse_unknown(path: Path) -> None:
-    for key in read_env_file(path):
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, sorted(KEYS), n=1)
+def _refuse_unknown(found: Mapping[str, str], path: Path) -> None:
+    for key in found:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, sorted(_KEYS), n=1)
             hint = f"did you mean {near[0]}?" if near else "remove the line"
             raise SettingsError(f"{path}: {key} is not a setting of awide-cluster; {hint}")
 
 
-def _build(values: Settings, config_dir: Path) -> ClusterSettings:
-    return ClusterSettings(
-        host=_host(values.text("AWC_HOST", socket.gethostname())),
-        address=_address(values.text("AWC_ADDRESS", "127.0.0.1")),
-        api_port=values.integer("AWC_API_PORT", 5000, low=1, high=65535),
-        etcd_client_port=values.integer("AWC_ETCD_CLIENT_PORT", 2379, low=1, high=65535),
-        etcd_peer_port=values.integer("AWC_ETCD_PEER_PORT", 2380, low=1, high=65535),
-        data_dir=_directory("AWC_DATA_DIR", values.text("AWC_DATA_DIR", "/var/lib/etcd")),
-        log_dir=_directory("AWC_LOG_DIR", values.text("AWC_LOG_DIR", "/var/log/adp")),
-        state_dir=_directory(
-            "AWC_STATE_DIR", values.text("AWC_STATE_DIR", str(config_dir.absolute() / "state"))
-        ),
-        etcd_binary=_binary(values.optional("AWC_ETCD_BINARY")),
-        card_cli=_command(values.text("AWC_CARD_CLI", "akv-softcard list --json")),
-        cycle_seconds=values.seconds("AWC_CYCLE_SECONDS", 6.0, low=0.1, high=3600),
-        exporter_port=values.integer("AWC_EXPORTER_PORT", 7891, low=1, high=65535),
-        warmup_cycles=values.integer("LEADER_WARMUP_CYCLES", 3, low=0, high=1000),
-        bad_member_strikes=values.integer("BAD_MEMBER_STRIKES", 3, low=1, high=1000),
-        witness=values.flag("AWC_WITNESS", default=False),
-        security=_security(values.optional("AWC_SECURITY")),
-        xdp_serials=_serials(values.text("AWC_XDP_SERIALS", "")),
-    )
+def _parse(name: str, key: _Key, text: str) -> Any:
+    try:
+        return key.parse(text)
+    except ValueError as error:
+        raise SettingsError(f"{name}={text!r}: {error}") from None
+
+
+def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], Any]:
+    what = "a whole number" if kind is int else "a number"
+
+    def parse(text: str) -> int | float:
+        remedy = f"write {what} from {low:g} to {high:g}"
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(remedy) from None
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError(remedy)
+        return value
+
+    return parse
 
 
 def _host(text: str) -> str:
     if not _HOST.fullmatch(text):
-        raise SettingsError(f"AWC_HOST={text!r} is not a host name: use letters, digits, '.', '-' and '_'")
+        raise ValueError("not a host name: use letters, digits, '.', '-' and '_'")
     return text
 
 
@@ -150,37 +131,38 @@ def _address(text: str) -> str:
     try:
         return canonical_address(text)
     except AddressError as error:
-        raise SettingsError(
-            f"AWC_ADDRESS: {error}; write the literal address of this host, not a name"
-        ) from None
+        raise ValueError(f"{error}; write the literal address of this host, not a name") from None
 
 
-def _directory(key: str, text: str) -> Path:
+def _directory(text: str) -> Path:
     path = Path(text)
     if not path.is_absolute():
-        raise SettingsError(f"{key}={text!r} is a relative path: write it from the root, as /var/lib/etcd")
+        raise ValueError("a relative path: write it from the root, as /var/lib/etcd")
     return path
 
 
-def _binary(text: str | None) -> Path | None:
-    return None if text is None else _directory("AWC_ETCD_BINARY", text)
+def _optional_path(text: str) -> Path | None:
+    return _directory(text) if text else None
 
 
 def _command(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise SettingsError(
-            f"AWC_CARD_CLI={text!r} is not a command line ({error}): balance its quotes"
-        ) from None
+        raise ValueError(f"not a command line ({error}): balance its quotes") from None
 
 
-def _security(text: str | None) -> str:
+def _flag(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError("a switch: write 0 or 1")
+    return text == "1"
+
+
+def _security(text: str) -> str:
     if text != INSECURE_LOOPBACK:
-        said = "is not set" if text is None else f"={text!r} is not known"
-        raise SettingsError(
-            f"AWC_SECURITY{said}: this version serves without encryption, on loopback only, and wants to be "
-            f"told so by name: AWC_SECURITY={INSECURE_LOOPBACK}"
+        raise ValueError(
+            "this version serves without encryption, on loopback only, and wants to be told so by name: "
+            f"write AWC_SECURITY={INSECURE_LOOPBACK}"
         )
     return text
 
@@ -190,13 +172,40 @@ def _serials(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         device, colon, serial = part.partition(":")
         if not colon or not _DEVICE.fullmatch(device) or not _SERIAL.fullmatch(serial):
-            raise SettingsError(f"AWC_XDP_SERIALS: {part!r} is not DEVICE:SERIAL, as in xdp0:L0P0")
+            raise ValueError(f"{part!r} is not DEVICE:SERIAL, as in xdp0:L0P0")
         if device in pairs or serial in pairs.values():
-            raise SettingsError(
-                f"AWC_XDP_SERIALS: {part!r} repeats a device or a serial: keep one of the entries"
-            )
+            raise ValueError(f"{part!r} repeats a device or a serial: keep one of the entries")
         pairs[device] = serial
     return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    field: str
+    parse: Callable[[str], Any]
+    default: str
+
+
+_PORT = _number(int, 1, 65535)
+_KEYS = {
+    "AWC_HOST": _Key("host", _host, ""),
+    "AWC_ADDRESS": _Key("address", _address, "127.0.0.1"),
+    "AWC_API_PORT": _Key("api_port", _PORT, "5000"),
+    "AWC_ETCD_CLIENT_PORT": _Key("etcd_client_port", _PORT, "2379"),
+    "AWC_ETCD_PEER_PORT": _Key("etcd_peer_port", _PORT, "2380"),
+    "AWC_DATA_DIR": _Key("data_dir", _directory, "/var/lib/etcd"),
+    "AWC_LOG_DIR": _Key("log_dir", _directory, "/var/log/adp"),
+    "AWC_STATE_DIR": _Key("state_dir", _directory, ""),
+    "AWC_ETCD_BINARY": _Key("etcd_binary", _optional_path, ""),
+    "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),
+    "AWC_CYCLE_SECONDS": _Key("cycle_seconds", _number(float, 0.1, 3600), "6"),
+    "AWC_EXPORTER_PORT": _Key("exporter_port", _PORT, "7891"),
+    "AWC_WITNESS": _Key("witness", _flag, "0"),
+    "AWC_SECURITY": _Key("security", _security, ""),
+    "AWC_XDP_SERIALS": _Key("xdp_serials", _serials, ""),
+    "LEADER_WARMUP_CYCLES": _Key("warmup_cycles", _number(int, 0, 1000), "3"),
+    "BAD_MEMBER_STRIKES": _Key("bad_member_strikes", _number(int, 1, 1000), "3"),
+}
 
 
 def _cross_check(settings: ClusterSettings) -> None:

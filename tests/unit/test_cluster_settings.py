@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.base.settings import SettingsError
+from controlplane.cluster.envfile import SettingsError
 from controlplane.cluster.settings import load_settings
 
 INSECURE = {"AWC_SECURITY": "insecure-loopback"}

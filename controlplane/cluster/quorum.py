@@ -1,0 +1,231 @@
+"""The pure planner of etcd's membership: what the leader sees in, one step (or none, and why) out.
+
+Rules, in the order in which they are tried:
+
+1. A member whose host lost its data and asked to join anew is removed, so that the host can start clean.
+2. A learner that has caught up is promoted when that brings the wanted voters to an odd number.
+3. A member of a disabled host is removed.
+4. A voter that stayed silent for `strikes_limit` cycles is removed when a learner stands ready for its place.
+5. A host that asked to join is added as a learner.
+
+No removal and no promotion is planned that would leave fewer answering voters than the new quorum needs.
+Members are named by id and found by peer URL: a member that never started has no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One etcd member as the leader sees it in this cycle.
+
+    `name` is empty while the member never started; `answers` says whether it answered a status call just now;
+    `caught_up` is about learners; `strikes` counts the cycles in a row, this one included, without an answer.
+    """
+
+    member_id: int
+    name: str
+    peer_url: str
+    learner: bool
+    answers: bool
+    caught_up: bool = False
+    strikes: int = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the member ever started (only then it knows its name)."""
+        return bool(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A host that has no data and wants a fresh member; `replaces` is the id of its lost member, or 0."""
+
+    host: str
+    peer_url: str
+    replaces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumView:
+    """Everything one decision is made from. `joins` is in the order in which the hosts asked."""
+
+    members: tuple[MemberView, ...]
+    hosts_by_peer_url: dict[str, str]
+    enabled_hosts: frozenset[str]
+    joins: tuple[JoinRequest, ...] = ()
+    max_learners: int = 1
+    strikes_limit: int = 3
+
+    @property
+    def voters(self) -> tuple[MemberView, ...]:
+        """Members that count for the quorum."""
+        return tuple(member for member in self.members if not member.learner)
+
+    @property
+    def learners(self) -> tuple[MemberView, ...]:
+        """Members that don't count for the quorum."""
+        return tuple(member for member in self.members if member.learner)
+
+    def host_of(self, member: MemberView) -> str:
+        """The host a member belongs to, by its peer URL; its own name when no host has that URL."""
+        return self.hosts_by_peer_url.get(member.peer_url, member.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AddLearner:
+    """Add a learner at `peer_url` for `host`."""
+
+    host: str
+    peer_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Make a learner a voter."""
+
+    member_id: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Take a member out of the cluster. `must_be_silent`: only if a fresh check still finds it silent."""
+
+    member_id: int
+    host: str
+    reason: str
+    must_be_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Nothing to do, or nothing that is safe now; `reason` is empty when all is as wanted."""
+
+    reason: str
+
+
+Step = AddLearner | Promote | Remove | Hold
+
+
+def plan_step(view: QuorumView) -> Step:
+    """Return the one next step towards the wanted membership."""
+    blocked: list[str] = []
+    for rule in (_replace_lost, _promote, _remove_disabled, _remove_silent, _add):
+        step = rule(view)
+        if isinstance(step, Hold):
+            blocked.append(step.reason)
+        elif step is not None:
+            return step
+    return Hold("; ".join(blocked))
+
+
+def finished_joins(view: QuorumView) -> tuple[str, ...]:
+    """Hosts whose join request is fulfilled: another member than the lost one runs at their peer URL."""
+    running = {member.peer_url: member for member in view.members if member.started and member.answers}
+    return tuple(
+        join.host
+        for join in view.joins
+        if join.peer_url in running and running[join.peer_url].member_id != join.replaces
+    )
+
+
+def tolerated_failures(voters: int) -> int:
+    """How many voters may fail before the quorum is lost."""
+    return max(0, (voters - 1) // 2)
+
+
+def removal_keeps_quorum(members: Iterable[MemberView], member_id: int) -> bool:
+    """Whether the voters that answer are still a majority once the member is gone. Learners cost nothing."""
+    listed = tuple(members)
+    if any(member.member_id == member_id and member.learner for member in listed):
+        return True
+    return _majority_answers([m for m in listed if not m.learner and m.member_id != member_id])
+
+
+def _majority_answers(voters: list[MemberView]) -> bool:
+    return bool(voters) and sum(voter.answers for voter in voters) > len(voters) // 2
+
+
+def _remove(view: QuorumView, member: MemberView, reason: str, must_be_silent: bool) -> Remove | Hold:
+    host = view.host_of(member)
+    if not removal_keeps_quorum(view.members, member.member_id):
+        return Hold(f"the member of {host} is not removed ({reason}): that would cost the quorum")
+    return Remove(member.member_id, host, reason, must_be_silent)
+
+
+def _replace_lost(view: QuorumView) -> Step | None:
+    for join in view.joins:
+        lost = next((m for m in view.members if m.member_id == join.replaces), None)
+        if lost is None:
+            continue
+        if lost.answers:
+            return Hold(f"{join.host} asked for a new member, but its present one answers")
+        return _remove(view, lost, "its host lost etcd's data and joins anew", must_be_silent=True)
+    return None
+
+
+def _promote(view: QuorumView) -> Step | None:
+    """Keep the wanted voters odd: an even number has one more that can fail and tolerates no more."""
+    keepers = [voter for voter in view.voters if view.host_of(voter) in view.enabled_hosts]
+    ready = [m for m in view.learners if _ready(view, m)]
+    # Where etcd takes one learner only, the waiting one has to move up before the next host can be added.
+    full = len(view.learners) >= view.max_learners
+    coming = 1 if full and _waiting(view) else 0
+    reachable = len(keepers) + len(ready) + coming
+    wanted = reachable if reachable % 2 else reachable - 1
+    if not ready or len(keepers) >= wanted:
+        return None
+    candidate = ready[0]
+    evens_out = len(view.voters) % 2 == 1
+    spare = all(voter.answers for voter in view.voters) or not evens_out
+    if not spare or not _majority_answers([*view.voters, candidate]):
+        return Hold(f"the learner of {view.host_of(candidate)} waits: a voter does not answer")
+    return Promote(candidate.member_id, view.host_of(candidate))
+
+
+def _ready(view: QuorumView, member: MemberView) -> bool:
+    wanted = view.host_of(member) in view.enabled_hosts
+    return wanted and member.started and member.answers and member.caught_up
+
+
+def _remove_disabled(view: QuorumView) -> Step | None:
+    known = set(view.hosts_by_peer_url.values())
+    held: Hold | None = None
+    for member in view.members:
+        host = view.host_of(member)
+        if host not in known or host in view.enabled_hosts:
+            continue
+        step = _remove(view, member, "its host is disabled", must_be_silent=False)
+        if not isinstance(step, Hold):
+            return step
+        held = step
+    return held
+
+
+def _remove_silent(view: QuorumView) -> Step | None:
+    if not any(_ready(view, member) for member in view.learners):
+        return None
+    for voter in view.voters:
+        if voter.strikes >= view.strikes_limit and not voter.answers:
+            return _remove(view, voter, f"it was silent for {voter.strikes} cycles", must_be_silent=True)
+    return None
+
+
+def _waiting(view: QuorumView) -> list[JoinRequest]:
+    taken = {member.peer_url for member in view.members}
+    return [j for j in view.joins if j.peer_url not in taken and j.host in view.enabled_hosts]
+
+
+def _add(view: QuorumView) -> Step | None:
+    waiting = _waiting(view)
+    if not waiting:
+        return None
+    first = waiting[0]
+    if len(view.learners) >= view.max_learners:
+        names = ", ".join(view.host_of(member) for member in view.learners)
+        return Hold(f"{first.host} waits to join: {names} is still a learner")
+    return AddLearner(first.host, first.peer_url)

@@ -1,0 +1,224 @@
+"""The membership planner against a model of etcd: it converges, keeps voters odd, never costs the quorum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.cluster.quorum import (
+    AddLearner,
+    Hold,
+    JoinRequest,
+    MemberView,
+    Promote,
+    QuorumView,
+    Remove,
+    Step,
+    finished_joins,
+    plan_step,
+    tolerated_failures,
+)
+
+HOSTS = tuple(f"host-{number}" for number in range(1, 8))
+
+
+def url(host: str) -> str:
+    return f"http://{host}:2380"
+
+
+@dataclass
+class FakeEtcd:
+    """etcd's membership rules, as measured: what an action does, and what would lose the quorum."""
+
+    enabled: set[str]
+    joins: list[JoinRequest]
+    members: list[MemberView]
+    max_learners: int = 1
+    next_id: int = 100
+    silent: set[str] = field(default_factory=set)
+
+    def view(self) -> QuorumView:
+        return QuorumView(
+            members=tuple(self._seen(member) for member in self.members),
+            hosts_by_peer_url={url(host): host for host in HOSTS},
+            enabled_hosts=frozenset(self.enabled),
+            joins=tuple(self.joins),
+            max_learners=self.max_learners,
+        )
+
+    def _seen(self, member: MemberView) -> MemberView:
+        host = member.peer_url.removeprefix("http://").removesuffix(":2380")
+        quiet = host in self.silent
+        return replace(
+            member,
+            name="" if quiet and not member.name else host,
+            answers=not quiet,
+            caught_up=member.learner and not quiet,
+            strikes=3 if quiet else 0,
+        )
+
+    def apply(self, step: Step) -> None:
+        if isinstance(step, AddLearner):
+            assert sum(m.learner for m in self.members) < self.max_learners
+            assert url(step.host) not in {m.peer_url for m in self.members}
+            self.members.append(MemberView(self.next_id, "", step.peer_url, True, False))
+            self.next_id += 1
+        elif isinstance(step, Promote):
+            self.members = [
+                replace(m, learner=m.learner and m.member_id != step.member_id) for m in self.members
+            ]
+        elif isinstance(step, Remove):
+            self.members = [m for m in self.members if m.member_id != step.member_id]
+        done = finished_joins(self.view())
+        self.joins = [join for join in self.joins if join.host not in done]
+
+    def quorum_answers(self) -> bool:
+        voters = [m for m in self.view().members if not m.learner]
+        return sum(m.answers for m in voters) > len(voters) // 2
+
+    def voters(self) -> int:
+        return sum(not m.learner for m in self.members)
+
+
+def grown(hosts: int, max_learners: int = 1) -> FakeEtcd:
+    etcd = FakeEtcd(
+        enabled=set(HOSTS[:hosts]),
+        joins=[JoinRequest(host, url(host)) for host in HOSTS[1:hosts]],
+        members=[MemberView(1, HOSTS[0], url(HOSTS[0]), False, True)],
+        max_learners=max_learners,
+    )
+    settle(etcd)
+    return etcd
+
+
+def settle(etcd: FakeEtcd, limit: int = 60) -> str:
+    for _ in range(limit):
+        step = plan_step(etcd.view())
+        if isinstance(step, Hold):
+            return step.reason
+        before = etcd.quorum_answers()
+        etcd.apply(step)
+        assert etcd.quorum_answers() or not before, f"{step} cost the quorum"
+    raise AssertionError("the planner does not come to rest")
+
+
+@given(st.integers(1, 7), st.integers(1, 2))
+def test_a_growing_cluster_ends_with_an_odd_number_of_voters(hosts: int, max_learners: int) -> None:
+    etcd = grown(hosts, max_learners)
+    assert etcd.voters() == (hosts if hosts % 2 else hosts - 1)
+    assert len(etcd.members) == hosts
+    assert not etcd.joins
+
+
+def test_the_second_host_stays_a_learner_until_a_third_asks() -> None:
+    etcd = grown(2)
+    assert [m.learner for m in etcd.members] == [False, True]
+    etcd.enabled.add(HOSTS[2])
+    etcd.joins.append(JoinRequest(HOSTS[2], url(HOSTS[2])))
+    assert isinstance(plan_step(etcd.view()), Promote)
+    settle(etcd)
+    assert etcd.voters() == 3
+
+
+def test_with_two_learner_places_the_second_waits_until_the_third_has_caught_up() -> None:
+    etcd = grown(2, max_learners=2)
+    etcd.enabled.add(HOSTS[2])
+    etcd.joins.append(JoinRequest(HOSTS[2], url(HOSTS[2])))
+    step = plan_step(etcd.view())
+    assert step == AddLearner(HOSTS[2], url(HOSTS[2]))
+    etcd.apply(step)
+    etcd.silent.add(HOSTS[2])
+    assert isinstance(plan_step(etcd.view()), Hold)
+    etcd.silent.clear()
+    assert isinstance(plan_step(etcd.view()), Promote)
+
+
+def test_a_lost_member_is_removed_before_its_host_is_added_again() -> None:
+    etcd = grown(3)
+    lost = next(m for m in etcd.members if m.peer_url == url(HOSTS[1]))
+    etcd.silent.add(HOSTS[1])
+    etcd.joins.append(JoinRequest(HOSTS[1], url(HOSTS[1]), replaces=lost.member_id))
+    step = plan_step(etcd.view())
+    assert isinstance(step, Remove)
+    assert (step.member_id, step.must_be_silent) == (lost.member_id, True)
+    etcd.apply(step)
+    step = plan_step(etcd.view())
+    assert step == AddLearner(HOSTS[1], url(HOSTS[1]))
+    etcd.apply(step)
+    etcd.silent.clear()
+    settle(etcd)
+    assert etcd.voters() == 3
+
+
+def test_a_member_that_answers_is_not_replaced() -> None:
+    etcd = grown(3)
+    present = next(m for m in etcd.members if m.peer_url == url(HOSTS[1]))
+    etcd.joins.append(JoinRequest(HOSTS[1], url(HOSTS[1]), replaces=present.member_id))
+    step = plan_step(etcd.view())
+    assert isinstance(step, Hold)
+    assert "its present one answers" in step.reason
+
+
+def test_a_silent_voter_is_kept_unless_a_learner_can_take_its_place() -> None:
+    etcd = grown(3)
+    etcd.silent.add(HOSTS[2])
+    assert isinstance(plan_step(etcd.view()), Hold)
+    etcd = grown(4)
+    etcd.silent.add(HOSTS[2])
+    settle(etcd)
+    voters = {m.peer_url for m in etcd.members if not m.learner}
+    assert voters == {url(HOSTS[0]), url(HOSTS[1]), url(HOSTS[3])}
+
+
+def test_the_last_voter_is_never_removed() -> None:
+    etcd = grown(1)
+    etcd.enabled.clear()
+    assert "cost the quorum" in settle(etcd)
+    assert etcd.voters() == 1
+
+
+def test_a_learner_takes_over_from_a_disabled_only_voter() -> None:
+    etcd = grown(2)
+    etcd.enabled.discard(HOSTS[0])
+    settle(etcd)
+    assert [m.peer_url for m in etcd.members] == [url(HOSTS[1])]
+    assert etcd.voters() == 1
+
+
+def test_a_member_that_nobody_knows_is_left_alone() -> None:
+    etcd = grown(3)
+    etcd.members.append(MemberView(999, "stranger", "http://192.0.2.1:2380", True, True))
+    assert isinstance(plan_step(etcd.view()), Hold)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_no_sequence_of_joins_leaves_and_outages_costs_a_quorum_that_was_there(data: st.DataObject) -> None:
+    etcd = grown(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2)))
+    for _ in range(data.draw(st.integers(1, 25))):
+        act = data.draw(st.sampled_from(["disable", "join", "silence", "revive", "step", "step"]))
+        host = data.draw(st.sampled_from(HOSTS))
+        if act == "disable":
+            etcd.enabled.discard(host)
+            etcd.joins = [join for join in etcd.joins if join.host != host]
+        elif act == "join":
+            member = next((m for m in etcd.members if m.peer_url == url(host)), None)
+            etcd.enabled.add(host)
+            if host not in {join.host for join in etcd.joins}:
+                etcd.joins.append(JoinRequest(host, url(host), member.member_id if member else 0))
+        elif act == "silence":
+            etcd.silent.add(host)
+        elif act == "revive":
+            etcd.silent.discard(host)
+        else:
+            before = etcd.quorum_answers()
+            step = plan_step(etcd.view())
+            etcd.apply(step)
+            assert not before or etcd.quorum_answers(), step
+            assert sum(m.learner for m in etcd.members) <= etcd.max_learners
+
+
+def test_tolerated_failures() -> None:
+    assert [tolerated_failures(voters) for voters in range(6)] == [0, 0, 0, 1, 1, 2]
