@@ -59,7 +59,8 @@ tsan: setup ## C++ tests under ThreadSanitizer
 
 tidy: ## clang-tidy over the C++ sources
 	@tools/setup check
-	@$(BIN)/python tools/tidy.py
+	@cmake -S . -B build/tidy -G Ninja -Wno-dev --log-level=WARNING -DAKV_PYTHON=OFF -DAKV_TESTS=ON >/dev/null
+	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/(dataplane/core|tests/native)/.*'
 
 check: test tsan tidy ## What must be green before a change is done
 
