@@ -96,8 +96,8 @@ class UnreadableRecord:
 class ClusterSnapshot:
     """Everything below `/cluster/` and `/targets/` at one etcd revision.
 
-    `problems` holds one sentence for each record that could not be read, and `unreadable` says which these are;
-    such a record is unknown, not absent: its card keeps what it had.
+    `problems` holds one sentence for each record that could not be read, and `unreadable` says which these
+    are; such a record is unknown, not absent: its card keeps what it had.
     """
 
     revision: int
