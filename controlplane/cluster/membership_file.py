@@ -1,0 +1,106 @@
+"""What a host knows of its own membership, kept outside etcd's data so that it survives their loss.
+
+`member.json` in the state directory: absent while the host is in no cluster. Replaced atomically, mode 0600.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+FILE_NAME = "member.json"
+VERSION = 1
+
+Phase = Literal["creating", "joining", "member"]
+
+
+class MembershipFileError(Exception):
+    """The file can't be read or understood; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHost:
+    """Another host of the cluster: its name, cluster API (HOST:PORT) and etcd client URL."""
+
+    host: str
+    api: str
+    client_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The host's place in its cluster.
+
+    `creating`: create_cluster began here and may not be complete. `joining`: the member was added and may
+    be started for the first time. `member`: it has run. Ids are etcd's; 0 while unknown.
+    """
+
+    phase: Phase
+    cluster_uuid: str
+    cluster_name: str
+    initial_cluster: str
+    member_id: int = 0
+    etcd_cluster_id: int = 0
+    peers: tuple[PeerHost, ...] = ()
+
+    def running(self, member_id: int, etcd_cluster_id: int) -> Membership:
+        """Return this membership as one whose member has run under these ids."""
+        return replace(self, phase="member", member_id=member_id, etcd_cluster_id=etcd_cluster_id)
+
+
+def _decode(document: Any) -> Membership:
+    if not isinstance(document, dict) or document.pop("version", None) != VERSION:
+        raise ValueError(f"not a membership file of version {VERSION}")
+    peers = tuple(PeerHost(**peer) for peer in document.pop("peers"))
+    membership = Membership(**document, peers=peers)
+    if membership.phase not in get_args(Phase) or not membership.cluster_uuid:
+        raise ValueError("its phase or its cluster uuid is not valid")
+    return membership
+
+
+class MembershipFile:
+    """Reads and writes the file below one state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE_NAME
+
+    def load(self) -> Membership | None:
+        """Return what is known, or None when the host is in no cluster. Raises MembershipFileError."""
+        try:
+            return _decode(json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise MembershipFileError(
+                f"{self._path} can't be used ({error}): restore it, or remove it and run clustercli add_node"
+            ) from error
+
+    def save(self, membership: Membership) -> None:
+        """Replace the file; it is on the disk when this returns."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        text = json.dumps({"version": VERSION, **asdict(membership)}, indent=1) + "\n"
+        temporary = self._path.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        self._sync_directory()
+
+    def remove(self) -> None:
+        """Forget the membership: the host is in no cluster from now on."""
+        self._path.unlink(missing_ok=True)
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        if not self._path.parent.exists():
+            return
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
