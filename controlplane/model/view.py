@@ -88,7 +88,7 @@ class GatewayView:
         return Decision((self._signed(Event("Cluster stale", "warning", {"why": why})),), stale=why)
 
     def observe(self, snapshot: ClusterSnapshot, now: float, is_poll: bool) -> Decision:
-        """Take one answer of a read that began at `now`; `is_poll` is false for an early read after an event."""
+        """Take one answer of a read begun at `now`; `is_poll` is false for an early read after an event."""
         refusal = self._identity.admit(snapshot)
         if refusal is not None:
             return self.failed(refusal, now)
