@@ -26,14 +26,7 @@ demo: setup ## The main job on this machine (REPORT=FILE TRACE=FILE REQUESTS=N)
 	  $(if $(REQUESTS),--requests "$(REQUESTS)")
 
 lint: setup ## ruff, mypy, import-linter, C++ includes, buf, clang-format
-	$(BIN)/ruff check $(PY_DIRS)
-	$(BIN)/ruff format --check $(PY_DIRS)
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/python tools/check_includes.py
-	$(BIN)/buf lint
-	$(BIN)/buf breaking --against protos/baseline.json
-	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	@tools/lint
 
 fmt: setup ## Format Python and C++
 	$(BIN)/ruff check --fix $(PY_DIRS)
@@ -45,7 +38,7 @@ define native_tests
 	@cmake -S . -B build/$(1) -G Ninja -Wno-dev --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DAKV_PYTHON=OFF -DAKV_TESTS=ON -DAKV_SANITIZE=$(2) >/dev/null
 	@cmake --build build/$(1) -j $(JOBS)
-	@ctest --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error --progress
+	@ctest --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error
 endef
 
 native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -60,7 +53,7 @@ tsan: setup ## C++ tests under ThreadSanitizer
 tidy: ## clang-tidy over the C++ sources
 	@tools/setup check
 	@cmake -S . -B build/tidy -G Ninja -Wno-dev --log-level=WARNING -DAKV_PYTHON=OFF -DAKV_TESTS=ON >/dev/null
-	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/(dataplane/core|tests/native)/.*'
+	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/dataplane/core/.*'
 
 check: test tsan tidy ## What must be green before a change is done
 
