@@ -1,0 +1,210 @@
+"""The client for asyncio: the same engine, driven by the running loop. For one loop, not thread-safe."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from integration.client.config import ClientConfig
+from integration.client.engine import Engine
+from integration.client.errors import ClientError, GatewayUnavailableError
+from integration.client.memory import Block
+from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
+from integration.client.sync import check_timeout
+from integration.client.transfers import Get, Got, Put
+from integration.client.wire import Status
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """As `Client`, for the loop that runs when it is made. A cancelled call counts as given up."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._engine = Engine(config, self._changed.set, self._unwatch)
+        self._reading = -1
+        self._writing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._engine.start()
+        self._rearm()
+
+    @classmethod
+    async def connect(cls, *, wait: float = 2.0, **settings: Any) -> Self:
+        """Make a client and wait up to `wait` seconds for its first session; see `connect`."""
+        config = ClientConfig(**settings)
+        client = cls(config)
+        if not await client.wait_connected(wait) and config.strict:
+            error = client.last_error or GatewayUnavailableError(
+                f"no answer from the gateway at {config.address}"
+            )
+            await client.close()
+            raise error
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session: blocks become invalid, waiting calls end. May be called twice."""
+        self._engine.close()
+        self._changed.set()
+        self._rearm()
+
+    @property
+    def connected(self) -> bool:
+        """There is a session whose gateway answers."""
+        return self._engine.ready
+
+    @property
+    def shared_memory(self) -> bool:
+        """`alloc` leases shared memory in the present session."""
+        return self._engine.shared_memory
+
+    @property
+    def last_error(self) -> ClientError | None:
+        """The last thing that went wrong."""
+        return self._engine.last_error
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Calls that met no gateway (`unavailable`), a deadline or a refusal; sessions made and lost."""
+        return dict(self._engine.counters)
+
+    async def wait_connected(self, timeout: float) -> bool:
+        """Wait until there is a session, at most `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._engine.ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def alloc(self, count: int, length: int, *, timeout: float | None = None) -> list[Block]:
+        """Lease `count` blocks of `length` bytes: all, or an empty list without memory or gateway."""
+        return await self._run(Alloc(count, length), timeout)
+
+    async def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
+        """Give blocks back; blocks of a lost session need it not."""
+        await self._run(Free(blocks), timeout)
+
+    async def put(
+        self,
+        keys: Sequence[ReadableBuffer],
+        data: Sequence[Block | ReadableBuffer],
+        dialog: int,
+        *,
+        timeout: float | None = None,
+    ) -> list[Status]:
+        """Store one block for each key, best effort: OK, or why not. Memory but blocks is sent inline."""
+        return await self._run(Put(keys, data, dialog), timeout)
+
+    async def get(
+        self,
+        keys: Sequence[ReadableBuffer],
+        into: Sequence[Block | WriteableBuffer],
+        dialog: int,
+        *,
+        timeout: float | None = None,
+    ) -> list[Got]:
+        """Read one block for each key into the memory given for it."""
+        return await self._run(Get(keys, into, dialog), timeout)
+
+    async def match_prefix(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> int:
+        """How many keys from the first on are present without a gap."""
+        return await self._run(MatchPrefix(keys, dialog), timeout)
+
+    async def exists(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> list[bool]:
+        """Which keys are present."""
+        return await self._run(Exists(keys, dialog), timeout)
+
+    async def delete(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> list[bool]:
+        """Remove keys; True where a key is certainly gone."""
+        return await self._run(Delete(keys, dialog), timeout)
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The gateway's counters; empty while it is away."""
+        return await self._run(Stats(), timeout)
+
+    async def _run(self, operation: Operation[T], timeout: float | None) -> T:
+        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        ended = asyncio.Event()
+        call = self._engine.submit(operation, ended.set)
+        self._rearm()
+        try:
+            async with asyncio.timeout(wait):
+                await ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._engine.abandon(call)
+            self._rearm()
+        result: T = self._engine.conclude(call)
+        return result
+
+    def _on_io(self, *, readable: bool, writable: bool) -> None:
+        self._engine.handle_io(readable=readable, writable=writable)
+        self._rearm()
+
+    def _on_readable(self) -> None:
+        self._on_io(readable=True, writable=False)
+
+    def _on_writable(self) -> None:
+        self._on_io(readable=False, writable=True)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        self._engine.handle_timers()
+        self._rearm()
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self._writing:
+            self._loop.remove_writer(descriptor)
+        if self._reading >= 0:
+            self._loop.remove_reader(descriptor)
+        self._reading, self._writing = -1, False
+
+    def _rearm(self) -> None:
+        """Watch what the engine wants watched now."""
+        descriptor, wants_write = self._engine.descriptor, self._engine.wants_write
+        if descriptor != self._reading and descriptor >= 0:
+            self._loop.add_reader(descriptor, self._on_readable)
+            self._reading = descriptor
+        if descriptor >= 0 and wants_write != self._writing:
+            if wants_write:
+                self._loop.add_writer(descriptor, self._on_writable)
+            else:
+                self._loop.remove_writer(descriptor)
+            self._writing = wants_write
+        self._rearm_timer(self._engine.next_timer())
+
+    def _rearm_timer(self, due: float | None) -> None:
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = (
+            None if due is None else self._loop.call_later(max(due - time.monotonic(), 0), self._on_timer)
+        )

@@ -1,0 +1,246 @@
+"""The client itself, without a loop: connecting, reconnecting, deadlines, what is answered while the gateway
+is away.
+
+A driver (a thread or an asyncio loop) watches `descriptor`, calls `handle_io` when it is ready and
+`handle_timers` when `next_timer` is due. Nothing here blocks. Not thread-safe: the driver serialises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from integration.client.backoff import Backoff
+from integration.client.config import ClientConfig
+from integration.client.errors import (
+    ClientError,
+    DeadlineExceededError,
+    GatewayUnavailableError,
+    ProtocolError,
+    RequestRefusedError,
+)
+from integration.client.link import Link
+from integration.client.operations import Operation
+from integration.client.session import Call, Session
+from integration.client.wire import Frame
+
+_log = logging.getLogger("akv.client")
+
+_COUNTED = (
+    (GatewayUnavailableError, "unavailable"),
+    (DeadlineExceededError, "deadlines"),
+    (RequestRefusedError, "refused"),
+    (ProtocolError, "protocol_errors"),
+)
+
+
+class Engine:
+    """State of one client.
+
+    `on_change` is called when it gets a session, loses it, or an attempt failed; `on_closing` with the number
+    of a socket that is about to be closed.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        on_change: Callable[[], None],
+        on_closing: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self.config = config
+        self.counters: Counter[str] = Counter()
+        self.last_error: ClientError | None = None
+        self._on_change = on_change
+        self._on_closing = on_closing
+        self._reported: str | None = None
+        self._clock = clock
+        self._backoff = Backoff(config.backoff_first, config.backoff_cap, rng)
+        self._link: Link | None = None
+        self._session: Session | None = None
+        self._timer: float | None = None
+        self._last_received = clock()
+        self._silent_since: float | None = None
+        self._closed = False
+        # A forked child shares the socket: what it sent would tear the parent's stream.
+        self._pid = os.getpid()
+
+    # For the driver
+
+    @property
+    def descriptor(self) -> int:
+        """The socket to watch, -1 while there is none."""
+        return self._link.descriptor if self._link is not None else -1
+
+    @property
+    def wants_write(self) -> bool:
+        """The socket is to be watched for writing too."""
+        return self._link is not None and self._link.wants_write
+
+    def next_timer(self) -> float | None:
+        """When `handle_timers` is due, by the clock; None: never."""
+        return self._timer
+
+    def start(self) -> None:
+        """Begin the first attempt to connect."""
+        self._connect()
+
+    def close(self) -> None:
+        """End every call and the session; nothing reconnects any more."""
+        self._closed = True
+        self._drop(GatewayUnavailableError("the client is closed"))
+        self._timer = None
+
+    def handle_io(self, *, readable: bool, writable: bool) -> None:
+        """The socket is ready."""
+        if self._link is None:
+            return
+        try:
+            if writable:
+                self._link.on_writable()
+            if readable:
+                self._read(self._link)
+        except OSError as error:
+            self._lose(
+                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
+            )
+        except ClientError as error:
+            self._lose(error)
+
+    def handle_timers(self) -> None:
+        """The timer is due: connect, or give up what took too long."""
+        now = self._clock()
+        if self._closed or self._timer is None or now < self._timer:
+            return
+        self._timer = None
+        if self._link is None:
+            self._connect()
+        elif self._session is None:
+            self._lose(GatewayUnavailableError(f"gateway at {self.config.address} did not answer HELLO"))
+        elif self._silent_since is not None:
+            self._lose(GatewayUnavailableError(f"gateway at {self.config.address} is silent"))
+
+    # For the caller
+
+    @property
+    def ready(self) -> bool:
+        """There is a session whose gateway answers."""
+        return self._session is not None and self._silent_since is None and os.getpid() == self._pid
+
+    @property
+    def shared_memory(self) -> bool:
+        """Blocks are leased from shared memory in the present session."""
+        return self._session is not None and self._session.view.arena is not None
+
+    def submit(self, operation: Operation[Any], done: Callable[[], None]) -> Call:
+        """Begin a call; `done` is called when it ends, which may be at once."""
+        call = Call(operation, done, self._clock())
+        if not self.ready or self._session is None or self._link is None:
+            call.finish(GatewayUnavailableError(self._why_unavailable()))
+        else:
+            self._session.start(call)
+            self._flush(self._link)
+        return call
+
+    def abandon(self, call: Call) -> None:
+        """The deadline of a call came: end it. A gateway that sent nothing since its start counts as away."""
+        if call.finished or self._session is None or self._link is None:
+            return
+        if call.in_flight and self._last_received <= call.started and self._silent_since is None:
+            self._silent_since = self._clock()
+            self._timer = self._silent_since + self.config.silence_limit
+            _log.warning("gateway at %s does not answer: misses until it does", self.config.address)
+        self._session.abandon(call)
+        self._flush(self._link)
+
+    def conclude(self, call: Call) -> Any:
+        """The result of a finished call; counts its error, and raises it where the client is strict."""
+        if call.error is not None:
+            self.last_error = call.error
+            for kind, name in _COUNTED:
+                if isinstance(call.error, kind):
+                    self.counters[name] += 1
+            if self.config.strict:
+                raise call.error
+        return call.operation.result()
+
+    # Inside
+
+    def _why_unavailable(self) -> str:
+        if self._closed:
+            return "the client is closed"
+        if os.getpid() != self._pid:
+            return "the client was made before a fork: make another one in the child"
+        if self._session is not None:
+            return f"gateway at {self.config.address} does not answer"
+        return f"no session with the gateway at {self.config.address}" + (
+            f" ({self.last_error})" if self.last_error is not None else ""
+        )
+
+    def _connect(self) -> None:
+        self._timer = self._clock() + self.config.connect_timeout
+        try:
+            self._link = Link(self.config)
+        except OSError as error:
+            self._lose(
+                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
+            )
+
+    def _read(self, link: Link) -> None:
+        for frame in link.read():
+            if self._session is None:
+                self._shake_hands(link, frame)
+            else:
+                self._last_received = self._clock()
+                self._silent_since = self._timer = None
+                self._session.receive(frame)
+        link.flush()
+        if link.ended:
+            raise GatewayUnavailableError(f"gateway at {self.config.address} closed the connection")
+
+    def _shake_hands(self, link: Link, frame: Frame) -> None:
+        view = link.shake_hands(frame)
+        if view is None:
+            return
+        self._session = Session(view, link.send)
+        self._timer = None
+        self._last_received = self._clock()
+        self._backoff.reset()
+        self._reported = None
+        self.counters["sessions"] += 1
+        _log.info("session %d with the gateway at %s", view.welcome.session_id, self.config.address)
+        self._on_change()
+
+    def _flush(self, link: Link) -> None:
+        try:
+            link.flush()
+        except OSError as error:
+            self._lose(
+                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
+            )
+
+    def _lose(self, error: ClientError) -> None:
+        """The attempt or the session failed: end its calls and plan the next attempt."""
+        if str(error) != self._reported:
+            _log.warning("%s; calls answer misses until it is back", error)
+            self._reported = str(error)
+        self.last_error = error
+        self._drop(error)
+        self._timer = self._clock() + self._backoff.next_delay()
+        self._on_change()
+
+    def _drop(self, error: ClientError) -> None:
+        link, session = self._link, self._session
+        self._link = self._session = self._silent_since = None
+        if link is not None:
+            self._on_closing(link.descriptor)
+            link.close()
+        if session is not None:
+            self.counters["sessions_lost"] += 1
+            session.lose(error)

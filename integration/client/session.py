@@ -1,0 +1,170 @@
+"""One session with a gateway after HELLO: calls, their frames, credits and replies. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from integration.client.errors import (
+    ClientError,
+    DeadlineExceededError,
+    ProtocolError,
+    RequestRefusedError,
+)
+from integration.client.operations import Operation, Request, SessionView
+from integration.client.wire import ERROR_OPCODE, REPLY, Frame, FrameStatus, Header, encode_frame
+
+MAX_WAITING_CALLS = 1024
+
+
+class Call:
+    """One call under way. `done` is called once, when the result is as good as it will get."""
+
+    def __init__(self, operation: Operation[Any], done: Callable[[], None], started: float) -> None:
+        self.operation = operation
+        self.started = started
+        self.error: ClientError | None = None
+        self.finished = False
+        self.in_flight = 0
+        self.requests: Iterator[tuple[int, Request]] | None = None
+        self._done = done
+
+    def finish(self, error: ClientError | None = None) -> None:
+        """The call ends, with `error` as the reason where it ended badly; only the first end counts."""
+        if self.finished:
+            return
+        self.finished = True
+        self.error = self.error or error
+        self._done()
+
+
+class _Sent(NamedTuple):
+    call: Call
+    part: int
+    request: Request
+
+
+def _nothing() -> None:
+    """Called when a call ends for which nobody waits."""
+
+
+class Session:
+    """Sends the calls' frames within the session's credits and hands replies back to them."""
+
+    def __init__(self, view: SessionView, send: Callable[[bytes], None]) -> None:
+        self.view = view
+        self._send = send
+        self._waiting: deque[Call] = deque()
+        self._outstanding: dict[int, _Sent] = {}
+        self._next_id = 1
+
+    @property
+    def outstanding(self) -> int:
+        """Frames that wait for their reply."""
+        return len(self._outstanding)
+
+    def start(self, call: Call) -> None:
+        """Begin a call; ends it at once when too many wait already."""
+        if len(self._waiting) >= MAX_WAITING_CALLS:
+            call.finish(
+                RequestRefusedError(FrameStatus.BUSY, f"{MAX_WAITING_CALLS} calls wait for the gateway")
+            )
+            return
+        call.requests = enumerate(call.operation.requests(self.view))
+        self._waiting.append(call)
+        self._pump()
+
+    def abandon(self, call: Call) -> None:
+        """The caller waits no longer. Frames that were sent stay outstanding, and their blocks busy."""
+        call.operation.abandoned = True
+        if call in self._waiting:
+            self._waiting.remove(call)
+        call.requests = None
+        call.finish(DeadlineExceededError("the gateway did not answer in time"))
+        self._settle(call)
+
+    def receive(self, frame: Frame) -> None:
+        """Take one frame; raises ProtocolError where it answers nothing that was asked."""
+        header, body = frame
+        sent = self._outstanding.get(header.request_id)
+        if sent is None:
+            raise ProtocolError(_unexpected(header, body))
+        self._take(sent, header, body)
+        del self._outstanding[header.request_id]
+        for block in sent.request.blocks:
+            block.release()
+        sent.call.in_flight -= 1
+        self._settle(sent.call)
+        self._pump()
+
+    def lose(self, error: ClientError) -> None:
+        """The session is over: its blocks are invalid, its calls end. Blocks in transfer stay busy."""
+        self.view.lease.valid = False
+        calls = [*self._waiting, *(sent.call for sent in self._outstanding.values())]
+        self._waiting.clear()
+        self._outstanding.clear()
+        for call in calls:
+            call.requests = None
+            call.finish(error)
+
+    def _take(self, sent: _Sent, header: Header, body: memoryview) -> None:
+        operation = sent.call.operation
+        if header.opcode == ERROR_OPCODE or (
+            header.opcode == sent.request.opcode | REPLY and header.status != FrameStatus.OK
+        ):
+            refusal = _refusal(header, body)
+            sent.call.error = sent.call.error or refusal
+        elif header.opcode != sent.request.opcode | REPLY:
+            raise ProtocolError(f"opcode 0x{header.opcode:04x} answers a {sent.request.opcode.name} request")
+        elif header.entries != sent.request.entries:
+            raise ProtocolError(
+                f"{sent.request.opcode.name} reply has {header.entries} entries, "
+                f"expected {sent.request.entries}"
+            )
+        elif not operation.abandoned or operation.absorbs_late:
+            operation.absorb(sent.part, header, body)
+
+    def _pump(self) -> None:
+        while self._waiting and len(self._outstanding) < self.view.welcome.credits:
+            call = self._waiting[0]
+            assert call.requests is not None
+            following = next(call.requests, None)
+            if following is None:
+                self._waiting.popleft()
+                call.requests = None
+                self._settle(call)
+            else:
+                self._transmit(call, *following)
+
+    def _transmit(self, call: Call, index: int, request: Request) -> None:
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        self._outstanding[request_id] = _Sent(call, index, request)
+        call.in_flight += 1
+        for block in request.blocks:
+            block.hold()
+        header = Header(request.opcode, request.status, request.entries, request_id, request.dialog)
+        self._send(encode_frame(header, request.body))
+
+    def _settle(self, call: Call) -> None:
+        """End a call whose last reply is there, and send what its end asks for."""
+        if call.requests is not None or call.in_flight:
+            return
+        call.finish()
+        following = call.operation.follow_up()
+        if following is not None:
+            self.start(Call(following, _nothing, call.started))
+
+
+def _refusal(header: Header, body: memoryview) -> RequestRefusedError:
+    try:
+        status = FrameStatus(header.status)
+    except ValueError:
+        raise ProtocolError(f"frame status {header.status} is unknown") from None
+    return RequestRefusedError(status, str(body, "utf-8", "replace"))
+
+
+def _unexpected(header: Header, body: memoryview) -> str:
+    if header.opcode == ERROR_OPCODE:
+        return f"the gateway reports: {str(body, 'utf-8', 'replace')}"
+    return f"a reply with request id {header.request_id}, which is not outstanding"

@@ -1,0 +1,227 @@
+"""The client for threads: calls block until their deadline at most; a thread receives and reconnects."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from integration.client.config import ClientConfig
+from integration.client.engine import Engine
+from integration.client.errors import ClientError, GatewayUnavailableError
+from integration.client.memory import Block
+from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
+from integration.client.transfers import Get, Got, Put
+from integration.client.wire import Status
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+T = TypeVar("T")
+_POLL_WRITE = select.POLLOUT
+_POLL_READ = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+def check_timeout(timeout: float) -> float:
+    """`timeout` in seconds, or ValueError: every call has a deadline."""
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"timeout is {timeout}: it must be more than 0 seconds, and not for ever")
+    return timeout
+
+
+class Client:
+    """A client of one gateway, thread-safe. What calls answer while it is away: docs/client.md."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._engine = Engine(config, self._changed.notify_all, _ignore_descriptor)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._watched: tuple[int, bool, float | None] = (-1, False, None)
+        self._closing = False
+        with self._lock:
+            self._engine.start()
+        self._thread = threading.Thread(target=self._serve, name="akv-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session: blocks become invalid, waiting calls end. May be called twice."""
+        with self._lock:
+            self._closing = True
+            self._engine.close()
+            self._wake()
+        self._thread.join()
+
+    @property
+    def connected(self) -> bool:
+        """There is a session whose gateway answers."""
+        return self._engine.ready
+
+    @property
+    def shared_memory(self) -> bool:
+        """`alloc` leases shared memory in the present session."""
+        return self._engine.shared_memory
+
+    @property
+    def last_error(self) -> ClientError | None:
+        """The last thing that went wrong."""
+        return self._engine.last_error
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Calls that met no gateway (`unavailable`), a deadline or a refusal; sessions made and lost."""
+        with self._lock:
+            return dict(self._engine.counters)
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Wait until there is a session, at most `timeout` seconds."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._engine.ready, timeout)
+
+    def alloc(self, count: int, length: int, *, timeout: float | None = None) -> list[Block]:
+        """Lease `count` blocks of `length` bytes: all, or an empty list without memory or gateway."""
+        return self._run(Alloc(count, length), timeout)
+
+    def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
+        """Give blocks back; blocks of a lost session need it not."""
+        self._run(Free(blocks), timeout)
+
+    def put(
+        self,
+        keys: Sequence[ReadableBuffer],
+        data: Sequence[Block | ReadableBuffer],
+        dialog: int,
+        *,
+        timeout: float | None = None,
+    ) -> list[Status]:
+        """Store one block for each key, best effort: OK, or why not. Memory but blocks is sent inline."""
+        return self._run(Put(keys, data, dialog), timeout)
+
+    def get(
+        self,
+        keys: Sequence[ReadableBuffer],
+        into: Sequence[Block | WriteableBuffer],
+        dialog: int,
+        *,
+        timeout: float | None = None,
+    ) -> list[Got]:
+        """Read one block for each key into the memory given for it."""
+        return self._run(Get(keys, into, dialog), timeout)
+
+    def match_prefix(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> int:
+        """How many keys from the first on are present without a gap."""
+        return self._run(MatchPrefix(keys, dialog), timeout)
+
+    def exists(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> list[bool]:
+        """Which keys are present."""
+        return self._run(Exists(keys, dialog), timeout)
+
+    def delete(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> list[bool]:
+        """Remove keys; True where a key is certainly gone."""
+        return self._run(Delete(keys, dialog), timeout)
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The gateway's counters; empty while it is away."""
+        return self._run(Stats(), timeout)
+
+    def _run(self, operation: Operation[T], timeout: float | None) -> T:
+        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        ended = threading.Event()
+        with self._lock:
+            call = self._engine.submit(operation, ended.set)
+            self._wake_if_changed()
+        if not ended.wait(wait):
+            with self._lock:
+                self._engine.abandon(call)
+                self._wake_if_changed()
+        with self._lock:
+            result: T = self._engine.conclude(call)
+        return result
+
+    def _state(self) -> tuple[int, bool, float | None]:
+        return self._engine.descriptor, self._engine.wants_write, self._engine.next_timer()
+
+    def _wake_if_changed(self) -> None:
+        if self._state() != self._watched:
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_sender.send(b"\0")
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        finally:
+            # Whatever ended this thread, no call may wait for it any more.
+            with self._lock:
+                self._engine.close()
+                self._changed.notify_all()
+            self._wake_receiver.close()
+            self._wake_sender.close()
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._watched = descriptor, wants_write, timer = self._state()
+        poll = select.poll()
+        poll.register(self._wake_receiver, select.POLLIN)
+        if descriptor >= 0:
+            poll.register(descriptor, _POLL_READ | (_POLL_WRITE if wants_write else 0))
+        timeout = None if timer is None else max(math.ceil((timer - time.monotonic()) * 1000), 0)
+        ready = dict(poll.poll(timeout))
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(4096)
+        events = ready.get(descriptor, 0)
+        with self._lock:
+            if events:
+                self._engine.handle_io(
+                    readable=bool(events & _POLL_READ), writable=bool(events & _POLL_WRITE)
+                )
+            self._engine.handle_timers()
+
+
+def _ignore_descriptor(descriptor: int) -> None:
+    """A poll set is made anew each turn: nothing has to be unwatched."""
+
+
+def connect(*, wait: float = 2.0, **settings: Any) -> Client:
+    """Make a client and wait up to `wait` seconds for its first session.
+
+    Takes the settings of `ClientConfig`. The client works without a session too, answering misses, and
+    connects when the gateway is there; a strict one raises instead.
+
+    Raises:
+        ValueError, TypeError: a setting that can't be right.
+        GatewayUnavailableError, AuthenticationError: only with `strict=True`.
+    """
+    config = ClientConfig(**settings)
+    client = Client(config)
+    if not client.wait_connected(wait) and config.strict:
+        error = client.last_error or GatewayUnavailableError(
+            f"no answer from the gateway at {config.address}"
+        )
+        client.close()
+        raise error
+    return client
