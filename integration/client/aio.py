@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -85,15 +86,13 @@ class AsyncClient:
         return dict(self._engine.counters)
 
     async def wait_connected(self, timeout: float) -> bool:
-        """Wait until there is a session, at most `timeout` seconds."""
-        try:
+        """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not self._engine.ready:
+                while not (self._engine.ready or self._engine.denied):
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._engine.ready
 
     async def alloc(self, count: int, length: int, *, timeout: float | None = None) -> list[Block]:
         """Lease `count` blocks of `length` bytes: all, or an empty list without memory or gateway."""
@@ -153,10 +152,9 @@ class AsyncClient:
         call = self._engine.submit(operation, ended.set)
         self._rearm()
         try:
-            async with asyncio.timeout(wait):
-                await ended.wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await ended.wait()
         finally:
             self._engine.abandon(call)
             self._rearm()

@@ -18,6 +18,7 @@ from typing import Any
 from integration.client.backoff import Backoff
 from integration.client.config import ClientConfig
 from integration.client.errors import (
+    AuthenticationError,
     ClientError,
     DeadlineExceededError,
     GatewayUnavailableError,
@@ -68,6 +69,8 @@ class Engine:
         self._last_received = clock()
         self._silent_since: float | None = None
         self._closed = False
+        # The gateway refused the last attempt's proof, or had none itself.
+        self.denied = False
         # A forked child shares the socket: what it sent would tear the parent's stream.
         self._pid = os.getpid()
 
@@ -213,6 +216,7 @@ class Engine:
         self._last_received = self._clock()
         self._backoff.reset()
         self._reported = None
+        self.denied = False
         self.counters["sessions"] += 1
         _log.info("session %d with the gateway at %s", view.welcome.session_id, self.config.address)
         self._on_change()
@@ -231,6 +235,7 @@ class Engine:
             _log.warning("%s; calls answer misses until it is back", error)
             self._reported = str(error)
         self.last_error = error
+        self.denied = isinstance(error, AuthenticationError)
         self._drop(error)
         self._timer = self._clock() + self._backoff.next_delay()
         self._on_change()

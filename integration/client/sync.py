@@ -89,9 +89,10 @@ class Client:
             return dict(self._engine.counters)
 
     def wait_connected(self, timeout: float) -> bool:
-        """Wait until there is a session, at most `timeout` seconds."""
+        """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""
         with self._lock:
-            return self._changed.wait_for(lambda: self._engine.ready, timeout)
+            self._changed.wait_for(lambda: self._engine.ready or self._engine.denied, timeout)
+            return self._engine.ready
 
     def alloc(self, count: int, length: int, *, timeout: float | None = None) -> list[Block]:
         """Lease `count` blocks of `length` bytes: all, or an empty list without memory or gateway."""
@@ -167,7 +168,8 @@ class Client:
             self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        # Full means that the thread wakes anyway, closed that it has ended.
+        with contextlib.suppress(OSError):
             self._wake_sender.send(b"\0")
 
     def _serve(self) -> None:

@@ -1,0 +1,129 @@
+"""A gateway that is suspended in the middle of a transfer, or killed: whose memory is it?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.client import Client, Got, Status, connect
+from tests.support.procs import ROOT, Program, python_module, wait_until
+
+KEYS = [bytes([i]) * 32 for i in range(4)]
+LENGTH = 8192
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.sock"
+
+
+@pytest.fixture
+def gateway(path: Path) -> Iterator[Program]:
+    with Program(python_module("tests.support.gateway", "--socket", str(path)), name="gateway") as program:
+        program.wait_event("ready")
+        yield program
+
+
+@pytest.fixture
+def client(gateway: Program, path: Path) -> Iterator[Client]:
+    with connect(socket=str(path), strict=False) as connected:
+        yield connected
+
+
+def _suspend(gateway: Program) -> None:
+    """Suspend, and wait until every thread stands still: the signal alone lets a running one finish its turn."""
+    gateway.suspend()
+    tasks = Path(f"/proc/{gateway.pid}/task")
+    wait_until(
+        lambda: all(") T" in (task / "stat").read_text() for task in tasks.iterdir()),
+        "the gateway stands still",
+    )
+
+
+def test_a_get_in_a_suspended_gateway_keeps_its_block_until_it_resumes(
+    gateway: Program, client: Client
+) -> None:
+    [source, late, other] = client.alloc(3, LENGTH)
+    source.view[:] = b"a" * LENGTH
+    assert client.put(KEYS[:1], [source], 1) == [Status.OK]
+    _suspend(gateway)
+    late.view[:] = b"." * LENGTH
+    assert client.get(KEYS[:1], [late], 1, timeout=0.2) == [Got(Status.MISS, 0)]
+    assert late.busy
+    started = time.monotonic()
+    assert client.get(KEYS[:1], [other], 1) == [Got(Status.MISS, 0)]
+    assert time.monotonic() - started < 0.1, "nobody waits for a gateway that is known to be silent"
+    assert bytes(late.view) == b"." * LENGTH
+    gateway.resume()
+    wait_until(lambda: not late.busy, "the late reply")
+    assert bytes(late.view) == b"a" * LENGTH
+    assert client.get(KEYS[:1], [other], 1) == [Got(Status.OK, LENGTH)]
+    assert bytes(other.view) == b"a" * LENGTH
+
+
+def test_a_put_in_a_suspended_gateway_pins_its_source(gateway: Program, client: Client) -> None:
+    [source, other] = client.alloc(2, LENGTH)
+    source.view[:] = b"b" * LENGTH
+    _suspend(gateway)
+    assert client.put(KEYS[:1], [source], 1, timeout=0.2) == [Status.NOT_STORED]
+    assert source.busy
+    client.free([source])
+    gateway.resume()
+    wait_until(lambda: not source.busy, "the late reply")
+    assert client.get(KEYS[:1], [other], 1) == [Got(Status.OK, LENGTH)]
+    assert bytes(other.view) == b"b" * LENGTH
+
+
+def test_blocks_in_transfer_of_a_closed_session_are_busy_until_the_process_is_gone(
+    gateway: Program, path: Path
+) -> None:
+    with connect(socket=str(path), silence_limit=0.1, connect_timeout=0.2, backoff_first=0.01) as client:
+        [block] = client.alloc(1, LENGTH)
+        _suspend(gateway)
+        assert client.get(KEYS[:1], [block], 1, timeout=0.1) == [Got(Status.MISS, 0)]
+        wait_until(lambda: client.counters.get("sessions_lost") == 1, "the session is given up")
+        assert not block.valid
+        assert block.busy, "a closed socket does not prove that the gateway will not write"
+        gateway.kill()
+        assert not block.busy
+
+
+def test_a_killed_gateway_costs_misses_and_nothing_else(gateway: Program, path: Path, client: Client) -> None:
+    gateway.kill()
+    started = time.monotonic()
+    assert client.put(KEYS[:1], [b"x"], 1) == [Status.NOT_STORED]
+    assert time.monotonic() - started < 0.5
+    path.unlink()
+    with Program(python_module("tests.support.gateway", "--socket", str(path)), name="second") as second:
+        second.wait_event("ready")
+        assert client.wait_connected(10)
+        assert client.put(KEYS[:1], [b"x"], 1) == [Status.OK]
+        assert client.stats()["pid"] == second.pid
+
+
+def test_a_forked_child_touches_nothing_of_its_parents_session(client: Client) -> None:
+    assert client.put(KEYS[:1], [b"x"], 1) == [Status.OK]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if client.put(KEYS[1:2], [b"y"], 1) == [Status.NOT_STORED] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.exists(KEYS[:2], 1) == [True, False]
+
+
+def test_the_client_imports_nothing_but_the_standard_library() -> None:
+    # -S: no site-packages at all.
+    finished = subprocess.run(
+        [sys.executable, "-S", "-c", "import integration.client"],
+        cwd=ROOT,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
