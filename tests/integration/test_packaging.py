@@ -1,0 +1,82 @@
+"""`pip install .` into a fresh virtual environment outside this tree gives working commands."""
+
+import os
+import shutil
+import subprocess
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMMANDS = [*sorted(PROJECT["scripts"]), "akv-softcard"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without anything that could lead to this tree or to its virtual environment."""
+    dropped = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    path = [part for part in kept["PATH"].split(os.pathsep) if not Path(part).is_relative_to(ROOT)]
+    # A build folder inside the copy keeps relative paths the same, so that ccache answers from the second run on.
+    return {**kept, "PATH": os.pathsep.join(path), "SKBUILD_BUILD_DIR": "build/wheel"}
+
+
+def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=840, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a virtual environment that `pip install .` filled from a copy of the sources."""
+    home = tmp_path_factory.mktemp("install")
+    sources = home / "sources"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, sources, ignore=ignored)
+    venv.create(home / "venv", with_pip=True)
+    pip = [home / "venv/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "."]
+    result = run(pip, sources)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shutil.rmtree(sources)
+    return home / "venv/bin"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_helps_and_tells_its_version(installed: Path, name: str) -> None:
+    shown = run([installed / name, "--help"], installed.parent)
+    assert shown.returncode == 0, shown.stderr
+    assert "usage" in shown.stdout.lower()
+    assert len(shown.stdout.splitlines()) > 3
+    version = run([installed / name, "--version"], installed.parent)
+    assert version.returncode == 0, version.stderr
+    assert PROJECT["version"] in version.stdout
+
+
+def test_the_installed_distribution_brings_its_native_module_and_protos(installed: Path) -> None:
+    script = "import dataplane._native, akv.v1.plan_pb2, akv.etcd.etcd_pb2; print(dataplane._native.__file__)"
+    result = run([installed / "python", "-c", script], installed.parent)
+    assert result.returncode == 0, result.stderr
+    assert str(installed.parent) in result.stdout
+
+
+def test_the_client_imports_without_the_other_programs_libraries(installed: Path) -> None:
+    """What an engine's environment gets with `pip install --no-deps`: nothing else may be loaded."""
+    script = "import sys, integration.client; print(*sys.modules)"
+    result = run([installed / "python", "-c", script], installed.parent)
+    assert (result.returncode, result.stderr) == (0, "")
+    loaded = {name.split(".")[0] for name in result.stdout.split()}
+    assert (
+        loaded & {"akv", "aiohttp", "controlplane", "google", "grpc", "numpy", "pydantic", "torch"} == set()
+    )
+
+
+def test_nothing_but_the_packages_is_installed(installed: Path) -> None:
+    script = "import importlib.metadata as m; print(*(f for f in m.files('akv') if '..' not in f.parts))"
+    result = run([installed / "python", "-c", script], installed.parent)
+    folders = {Path(name).parts[0] for name in result.stdout.split() if ".dist-info" not in name}
+    assert folders == {"akv", "bench", "clustercli", "controlplane", "dataplane", "integration"}
