@@ -37,7 +37,7 @@ def client(gateway: Program, path: Path) -> Iterator[Client]:
 
 
 def _suspend(gateway: Program) -> None:
-    """Suspend, and wait until every thread stands still: the signal alone lets a running one finish its turn."""
+    """Suspend, and wait until every thread stands still: after the signal alone one may finish its turn."""
     gateway.suspend()
     tasks = Path(f"/proc/{gateway.pid}/task")
     wait_until(
