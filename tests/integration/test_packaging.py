@@ -21,7 +21,7 @@ def clean_environment() -> dict[str, str]:
     dropped = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     path = [part for part in kept["PATH"].split(os.pathsep) if not Path(part).is_relative_to(ROOT)]
-    # A build folder inside the copy keeps relative paths the same, so that ccache answers from the second run on.
+    # A build folder inside the copy keeps relative paths the same: ccache answers from the second run on.
     return {**kept, "PATH": os.pathsep.join(path), "SKBUILD_BUILD_DIR": "build/wheel"}
 
 
