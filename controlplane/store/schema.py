@@ -1,0 +1,90 @@
+"""Where each record lives in etcd (DESIGN.md, "Records in etcd").
+
+Names that come from outside (hosts, devices, serials) are percent-encoded, so that no name can reach into
+another record's place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote, unquote_to_bytes
+
+CLUSTER_PREFIX = b"/cluster/"
+TARGETS_PREFIX = b"/targets/"
+CONFIG_KEY = b"/cluster/config"
+REGISTRY_PREFIX = b"/cluster/cards/"
+STEP_KEY = b"/cluster/step"
+LEADER_KEY = b"/leader"
+
+RecordKind = Literal["config", "registry", "node", "card", "health"]
+_TARGET_KINDS: dict[str, RecordKind] = {"cards": "card", "health": "health"}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKey:
+    """What a key names: `host` is empty for config and registry, `name` is a device or a serial."""
+
+    kind: RecordKind
+    host: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.kind, self.host, self.name) if part)
+
+
+def registry_key(serial: str) -> bytes:
+    """`/cluster/cards/<serial>`."""
+    return REGISTRY_PREFIX + _segment(serial, "serial")
+
+
+def node_key(host: str) -> bytes:
+    """`/targets/<host>/node`."""
+    return host_prefix(host) + b"node"
+
+
+def card_key(host: str, device: str) -> bytes:
+    """`/targets/<host>/cards/<device>`."""
+    return host_prefix(host) + b"cards/" + _segment(device, "device")
+
+
+def cards_prefix(host: str) -> bytes:
+    """`/targets/<host>/cards/`."""
+    return host_prefix(host) + b"cards/"
+
+
+def health_key(host: str, device: str) -> bytes:
+    """`/targets/<host>/health/<device>`."""
+    return host_prefix(host) + b"health/" + _segment(device, "device")
+
+
+def host_prefix(host: str) -> bytes:
+    """`/targets/<host>/`."""
+    return TARGETS_PREFIX + _segment(host, "host") + b"/"
+
+
+def parse_key(key: bytes) -> RecordKey | None:
+    """What `key` names; None for a key that is no record (of a later version, the step, the election)."""
+    if key == CONFIG_KEY:
+        return RecordKey("config")
+    parts = key.split(b"/")
+    if key.startswith(REGISTRY_PREFIX) and len(parts) == 4 and parts[3]:
+        return RecordKey("registry", "", _name(parts[3]))
+    if not key.startswith(TARGETS_PREFIX):
+        return None
+    match [_name(part) for part in parts[2:]]:
+        case [host, "node"] if host:
+            return RecordKey("node", host)
+        case [host, ("cards" | "health") as folder, device] if host and device:
+            return RecordKey(_TARGET_KINDS[folder], host, device)
+    return None
+
+
+def _segment(name: str, what: str) -> bytes:
+    if not name:
+        raise ValueError(f"a record can't have an empty {what}")
+    return quote(name, safe="").encode("ascii")
+
+
+def _name(segment: bytes) -> str:
+    return unquote_to_bytes(segment).decode("utf-8", "backslashreplace")

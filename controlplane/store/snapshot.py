@@ -1,0 +1,74 @@
+"""One consistent picture of the cluster: all records at one revision, in one linearizable transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from akv.etcd import etcd_pb2 as pb
+
+from controlplane.model.cards import (
+    CardRecord,
+    ClusterConfig,
+    ClusterSnapshot,
+    HealthRecord,
+    HostRecord,
+    RegistryEntry,
+    UnreadableRecord,
+)
+from controlplane.store import codec, kv, schema
+from controlplane.store.client import EtcdClient
+
+Record = ClusterConfig | RegistryEntry | HostRecord | CardRecord | HealthRecord
+
+
+async def read_snapshot(client: EtcdClient, *, seconds: float | None = None) -> ClusterSnapshot:
+    """Read `/cluster/` and `/targets/` at one revision. Raises StoreError.
+
+    A record that can't be read becomes a sentence in `problems` and an entry in `unreadable`, never an
+    exception.
+    """
+    reads = [kv.get_prefix(schema.CLUSTER_PREFIX), kv.get_prefix(schema.TARGETS_PREFIX)]
+    answer = await client.txn([], reads, seconds=seconds)
+    pairs = (pair for response in answer.responses for pair in response.response_range.kvs)
+    return build_snapshot(answer.header.revision, pairs)
+
+
+def build_snapshot(revision: int, pairs: Iterable[pb.KeyValue]) -> ClusterSnapshot:
+    """Decode the records among `pairs`; keys that name no record are left out."""
+    records: list[Record] = []
+    problems: list[str] = []
+    unreadable: list[UnreadableRecord] = []
+    for pair in pairs:
+        key = schema.parse_key(pair.key)
+        if key is None:
+            continue
+        try:
+            records.append(decode(key, pair.value))
+        except codec.RecordError as error:
+            problems.append(f"record {key} is unreadable: {error}")
+            unreadable.append(UnreadableRecord(key.kind, key.host, key.name))
+    return ClusterSnapshot(
+        revision,
+        next((record for record in records if isinstance(record, ClusterConfig)), None),
+        tuple(record for record in records if isinstance(record, RegistryEntry)),
+        tuple(record for record in records if isinstance(record, HostRecord)),
+        tuple(record for record in records if isinstance(record, CardRecord)),
+        tuple(record for record in records if isinstance(record, HealthRecord)),
+        tuple(problems),
+        tuple(unreadable),
+    )
+
+
+def decode(key: schema.RecordKey, value: bytes) -> Record:
+    """The record that `key` names. Raises RecordError."""
+    match key.kind:
+        case "config":
+            return codec.decode_config(value)
+        case "registry":
+            return codec.decode_registry(key.name, value)
+        case "node":
+            return codec.decode_host(key.host, value)
+        case "card":
+            return codec.decode_card(key.host, key.name, value)
+        case "health":
+            return codec.decode_health(key.host, key.name, value)
