@@ -63,7 +63,7 @@ class PollGate:
 
     def counts(self, now: float, is_poll: bool) -> bool:
         """Whether the read that began at `now` (monotonic seconds) counts."""
-        if not is_poll or (self._last is not None and now - self._last < self._interval):
+        if not is_poll or (self._last is not None and now < self._last + self._interval):
             return False
         self._last = now
         return True

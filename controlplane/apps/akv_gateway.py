@@ -1,0 +1,115 @@
+"""`akv-gateway`: the control process of a gateway pod."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from controlplane.base.gateway_checks import CONTROL_CHECKS, check_machine
+from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
+from controlplane.base.logging import configure_logging, get_logger
+from controlplane.base.version import program_version
+from controlplane.gateway.control import ControlProcess
+from controlplane.gateway.state import StateDir, StateError
+
+PROGRAM = "akv-gateway"
+EXIT_CONFIG = 2
+EXIT_STATE = 3
+
+_EPILOG = """\
+exit codes:
+  0  stopped by SIGTERM or SIGINT, or the configuration is valid
+  1  an unexpected error; it is in the log
+  2  the command line or the configuration can't be used
+  3  state_dir can't be used, or another akv-gateway runs with it
+
+Every problem of the configuration is one line on stderr: file, key, value, and what to do.
+The keys are described in docs/gateway.md.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program; exits with the codes of `--help`."""
+    options = _parser().parse_args(arguments)
+    path = Path(options.validate_config or options.config or "")
+    if options.config is None and not options.validate_config:
+        _parser().error("which configuration? add --config FILE")
+    if options.validate_config is not None:
+        sys.exit(_validate(path))
+    sys.exit(_run(path))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        PROGRAM,
+        description="Keeps a gateway's dataplane on the cards of its cluster: reads the card set and its "
+        "health from etcd, pushes slot plans, and writes the status file.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="the configuration (gateway.yaml)")
+    parser.add_argument(
+        "--validate-config",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="check FILE (or that of --config) in full, also against this machine, and start nothing",
+    )
+    parser.add_argument("--version", action="version", version=program_version(PROGRAM))
+    return parser
+
+
+def _validate(path: Path) -> int:
+    """Check everything that either program of the pod would refuse."""
+    try:
+        config = load_gateway_config(path)
+        _require(path, check_machine(config))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    print(f"{path.name}: the configuration is valid")
+    return 0
+
+
+def _run(path: Path) -> int:
+    try:
+        config = load_gateway_config(path)
+        _require(path, check_machine(config, CONTROL_CHECKS))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    configure_logging(PROGRAM)
+    try:
+        with StateDir(Path(config.state_dir)) as state:
+            uvloop.run(_serve(config, state))
+    except StateError as error:
+        print(f"{path.name}: {error}", file=sys.stderr)
+        return EXIT_STATE
+    except OSError as error:
+        print(f"{path.name}: metrics: {config.metrics!r} can't be bound: {error}; change it", file=sys.stderr)
+        return EXIT_CONFIG
+    return 0
+
+
+def _require(path: Path, problems: Sequence[str]) -> None:
+    if problems:
+        raise ConfigError(path.name, problems)
+
+
+async def _serve(config: GatewayConfig, state: StateDir) -> None:
+    process = ControlProcess(config, state)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, process.stop.set)
+    await process.run()
+    get_logger("gateway").info("Stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Keeps the dataplane on the newest plan, whichever of the two processes was restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from controlplane.base.backoff import Backoff
+from controlplane.base.logging import get_logger
+from controlplane.gateway.dataplane import DataplaneClient, DataplaneError, Served
+from controlplane.model.plan import FIXED_LIST, GatewayPlan
+
+log = get_logger("plan-push")
+
+
+class PlanPusher:
+    """Pushes the wanted plan until the dataplane has it, and again to a dataplane that was started anew.
+
+    What the dataplane serves is always read before it is compared, and a plan counts as served only after the
+    dataplane has taken it. Sequence numbers go on from the dataplane's own.
+    """
+
+    def __init__(
+        self, dataplane: DataplaneClient, backoff: Backoff, accepted_uuid: str | None = None
+    ) -> None:
+        self._dataplane = dataplane
+        self._backoff = backoff
+        self._accepted_uuid = accepted_uuid
+        self._wanted: GatewayPlan | None = None
+        self._served: Served | None = None
+        self._sequence = 0
+        self._changed = asyncio.Event()
+        self._last_error: str | None = None
+
+    @property
+    def in_sync(self) -> bool:
+        """The dataplane is connected and serves the wanted plan."""
+        return self._served is not None and self._served.plan == self._wanted
+
+    def want(self, plan: GatewayPlan) -> None:
+        """Make `plan` the one to be served; returns at once."""
+        self._wanted = plan
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Push for ever; ends by cancellation."""
+        while True:
+            try:
+                await self._follow()
+            except DataplaneError as error:
+                self._served = None
+                self._report(error)
+                await asyncio.sleep(self._backoff.next())
+
+    async def _follow(self) -> None:
+        """One connection: read what is served, then push each plan that differs, until it is lost."""
+        self._served = await self._dataplane.get_plan()
+        self._sequence = max(self._sequence, self._served.sequence)
+        while True:
+            self._changed.clear()
+            if self._wanted is not None and self._served.plan != self._wanted:
+                await self._push(self._wanted, self._served)
+            self._recovered()
+            if await self._lost_before_change():
+                self._served = None
+                log.warning("Dataplane connection lost")
+                return
+
+    async def _push(self, plan: GatewayPlan, served: Served) -> None:
+        self._sequence += 1
+        await self._dataplane.apply_plan(plan, self._sequence, self._may_change_cluster(plan, served))
+        self._served = Served(plan, self._sequence)
+        log.info(
+            "Plan applied",
+            fingerprint=plan.fingerprint,
+            sequence=self._sequence,
+            cards=len(plan.cards),
+            routable=len(plan.routable),
+        )
+
+    def _may_change_cluster(self, plan: GatewayPlan, served: Served) -> bool:
+        """Another cluster needs an explicit setting; a fixed list in gateway.yaml, now or before, is one."""
+        if plan.cluster_uuid == self._accepted_uuid:
+            return True
+        return FIXED_LIST in (plan.cluster_uuid, served.plan.cluster_uuid if served.plan else FIXED_LIST)
+
+    async def _lost_before_change(self) -> bool:
+        """Wait until another plan is wanted (False) or the connection is lost (True)."""
+        changed = asyncio.create_task(self._changed.wait())
+        lost = asyncio.create_task(self._dataplane.disconnected())
+        try:
+            await asyncio.wait({changed, lost}, return_when=asyncio.FIRST_COMPLETED)
+            return lost.done()
+        finally:
+            for task in (changed, lost):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def _report(self, error: DataplaneError) -> None:
+        """Each failure once, however often it comes back."""
+        if str(error) == self._last_error:
+            return
+        self._last_error = str(error)
+        fingerprint = self._wanted.fingerprint if self._wanted else None
+        if error.refused:
+            log.error("Dataplane refuses", error=str(error), fingerprint=fingerprint)
+        else:
+            log.warning("Dataplane does not answer", error=str(error), fingerprint=fingerprint)
+
+    def _recovered(self) -> None:
+        self._backoff.reset()
+        if self._last_error is not None:
+            self._last_error = None
+            log.info("Dataplane answers again")

@@ -1,0 +1,98 @@
+"""Writes the status file on every change and every two seconds, and serves its text over HTTP if asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+from akv.v1 import dataplane_pb2
+
+from controlplane.base.addresses import HostPort
+from controlplane.base.logging import get_logger
+from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
+from controlplane.gateway.state import write_atomically
+from controlplane.gateway.status import Picture, render
+
+log = get_logger("status")
+
+EVERY_SECONDS = 2.0
+BETWEEN_SECONDS = 0.1
+
+Painter = Callable[[dataplane_pb2.GetStatusResponse | None], Picture]
+
+
+class StatusWriter:
+    """`paint` turns the dataplane's answer (or None) into the picture of the moment."""
+
+    def __init__(self, path: Path, dataplane: DataplaneClient, paint: Painter) -> None:
+        self._path = path
+        self._dataplane = dataplane
+        self._paint = paint
+        self._changed = asyncio.Event()
+        self._write_error: str | None = None
+        self.text = ""
+
+    def touch(self) -> None:
+        """Something changed: write soon."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write for ever; ends by cancellation. A file that can't be written is told once and tried on."""
+        while True:
+            self._changed.clear()
+            await self.write()
+            await asyncio.sleep(BETWEEN_SECONDS)
+            try:
+                async with asyncio.timeout(EVERY_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def write(self) -> None:
+        """Ask the dataplane and write the file once."""
+        try:
+            answer = await self._dataplane.get_status()
+        except DataplaneError:
+            answer = None  # the file says so; the plan pusher logs it
+        self.text = render(self._paint(answer))
+        try:
+            await asyncio.to_thread(write_atomically, self._path, self.text, 0o644)
+        except OSError as error:
+            self._report(f"{self._path}: {error.strerror}")
+        else:
+            self._report(None)
+
+    def _report(self, error: str | None) -> None:
+        if error == self._write_error:
+            return
+        self._write_error = error
+        if error is None:
+            log.info("Status file is written again", path=str(self._path))
+        else:
+            log.error("Status file can't be written", error=error)
+
+
+async def serve_metrics(address: HostPort, writer: StatusWriter) -> web.AppRunner:
+    """Serve the status text at /metrics until the runner is cleaned up. Raises OSError."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=writer.text, content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address.host, address.port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner
+
+
+def unix_now() -> float:
+    """Wall-clock seconds, for display alone."""
+    return time.time()
