@@ -34,8 +34,9 @@ class PeerHost:
 class Membership:
     """The host's place in its cluster.
 
-    `creating`: create_cluster began here and may not be complete. `joining`: the member was added and may
-    be started for the first time. `member`: it has run. Ids are etcd's; 0 while unknown.
+    `creating`: create_cluster began here, and the cluster's first records may not be written. `joining`: the
+    member was added and may be started for the first time. `member`: all is done. Ids are etcd's; 0 while
+    unknown.
     """
 
     phase: Phase
@@ -46,9 +47,15 @@ class Membership:
     etcd_cluster_id: int = 0
     peers: tuple[PeerHost, ...] = ()
 
-    def running(self, member_id: int, etcd_cluster_id: int) -> Membership:
+    @property
+    def has_run(self) -> bool:
+        """Whether the member ever answered in this place."""
+        return self.etcd_cluster_id != 0
+
+    def ran_as(self, member_id: int, etcd_cluster_id: int) -> Membership:
         """Return this membership as one whose member has run under these ids."""
-        return replace(self, phase="member", member_id=member_id, etcd_cluster_id=etcd_cluster_id)
+        phase: Phase = "creating" if self.phase == "creating" else "member"
+        return replace(self, phase=phase, member_id=member_id, etcd_cluster_id=etcd_cluster_id)
 
 
 def _decode(document: Any) -> Membership:

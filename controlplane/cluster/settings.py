@@ -69,6 +69,16 @@ class ClusterSettings:
         """URL at which this host's etcd serves its peers."""
         return HostPort(self.address, self.etcd_peer_port).url("http")
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What the host's record in the cluster says of how to reach it."""
+        return {
+            "api": self.api_endpoint,
+            "exporter": self.exporter_endpoint,
+            "etcd_client": self.client_url,
+            "etcd_peer": self.peer_url,
+        }
+
 
 def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSettings:
     """Read and check all settings; the environment wins over the files. Raises SettingsError.

@@ -1,0 +1,154 @@
+"""The cluster API on :5000: gRPC with health checking and reflection; thin handlers over the operations.
+
+Every handler runs within a deadline of its own, the caller's if that is shorter, and every refusal names
+the host that refused in the trailing metadata `awide-host`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from akv.v1 import cluster_pb2, cluster_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from controlplane.base.logging import get_logger
+from controlplane.cluster.errors import ClusterError
+
+READ_SECONDS = 5.0
+JOIN_SECONDS = 5.0
+CHANGE_SECONDS = 300.0
+STOP_GRACE_SECONDS = 1.0
+HOST_METADATA = "awide-host"
+SERVICE = "akv.v1.ClusterService"
+
+# What a stranger can cost: small messages, few streams and calls, silent connections closed.
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 << 10),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.keepalive_time_ms", 20000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    ("grpc.max_connection_idle_ms", 300000),
+]
+_MAX_CALLS = 256
+
+T = TypeVar("T")
+log = get_logger("cluster-api")
+
+
+class Operations(Protocol):
+    """What the API offers. Each raises ClusterError with the sentence that the caller gets."""
+
+    async def get_members(self) -> cluster_pb2.GetMembersResponse:
+        """The etcd members."""
+
+    async def get_cluster(self) -> cluster_pb2.GetClusterResponse:
+        """Hosts, cards, health, quorum."""
+
+    async def create_cluster(self, name: str, seconds: float) -> cluster_pb2.CreateClusterResponse:
+        """Make this host the first member."""
+
+    async def add_node(self, via_host: str, seconds: float) -> cluster_pb2.AddNodeResponse:
+        """Make this host join."""
+
+    async def join_cluster(self, request: cluster_pb2.JoinClusterRequest) -> cluster_pb2.JoinClusterResponse:
+        """Take another host's request to join."""
+
+    async def remove_node(
+        self, host: str, forget_cards: bool, seconds: float
+    ) -> cluster_pb2.RemoveNodeResponse:
+        """Take a host out."""
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """gRPC handlers of one host."""
+
+    def __init__(self, host: str, operations: Operations) -> None:
+        self._host = host
+        self._operations = operations
+
+    async def GetMembers(self, request: Any, context: Any) -> cluster_pb2.GetMembersResponse:
+        """The etcd members."""
+        return await self._run(context, READ_SECONDS, lambda _: self._operations.get_members())
+
+    async def GetCluster(self, request: Any, context: Any) -> cluster_pb2.GetClusterResponse:
+        """Hosts, cards, health, quorum."""
+        return await self._run(context, READ_SECONDS, lambda _: self._operations.get_cluster())
+
+    async def CreateCluster(self, request: Any, context: Any) -> cluster_pb2.CreateClusterResponse:
+        """Make this host the first member."""
+        log.info("create_cluster asked for", name=request.name, peer=context.peer())
+        return await self._run(
+            context, CHANGE_SECONDS, lambda left: self._operations.create_cluster(request.name, left)
+        )
+
+    async def AddNode(self, request: Any, context: Any) -> cluster_pb2.AddNodeResponse:
+        """Make this host join."""
+        log.info("add_node asked for", via_host=request.via_host, peer=context.peer())
+        return await self._run(
+            context, CHANGE_SECONDS, lambda left: self._operations.add_node(request.via_host, left)
+        )
+
+    async def JoinCluster(self, request: Any, context: Any) -> cluster_pb2.JoinClusterResponse:
+        """Take another host's request to join."""
+        return await self._run(context, JOIN_SECONDS, lambda _: self._operations.join_cluster(request))
+
+    async def RemoveNode(self, request: Any, context: Any) -> cluster_pb2.RemoveNodeResponse:
+        """Take a host out."""
+        log.info("remove_node asked for", host=request.host, peer=context.peer())
+        return await self._run(
+            context,
+            CHANGE_SECONDS,
+            lambda left: self._operations.remove_node(request.host, request.forget_cards, left),
+        )
+
+    async def _run(self, context: Any, seconds: float, work: Callable[[float], Awaitable[T]]) -> T:
+        left = context.time_remaining()
+        limit = seconds if left is None else min(seconds, left)
+        try:
+            async with asyncio.timeout(limit):
+                return await work(limit)
+        except ClusterError as error:
+            code, sentence = error.code, str(error)
+        except TimeoutError:
+            code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, f"not done within {limit:.1f} s; ask again"
+        await context.abort(code, sentence, ((HOST_METADATA, self._host),))
+        raise AssertionError("abort always raises")
+
+
+class ClusterServer:
+    """Serves the API of one host on one address."""
+
+    def __init__(self, endpoint: str, host: str, operations: Operations) -> None:
+        self._endpoint = endpoint
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._health = health.aio.HealthServicer()
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(host, operations), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Bind and serve. OSError when the address is taken."""
+        try:
+            port = self._server.add_insecure_port(self._endpoint)
+        except RuntimeError as error:
+            raise OSError(f"{self._endpoint} can't be bound") from error
+        if port == 0:
+            raise OSError(f"{self._endpoint} can't be bound")
+        await self._server.start()
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        log.info("cluster API serves", listen=self._endpoint)
+
+    async def stop(self) -> None:
+        """Let calls end for a moment, then close."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(STOP_GRACE_SECONDS)

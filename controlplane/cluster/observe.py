@@ -1,0 +1,88 @@
+"""What the leader, or a host that is asked to remove another, sees of etcd's members right now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from controlplane.cluster.quorum import JoinRequest, MemberView, QuorumView
+from controlplane.model.cards import ClusterSnapshot
+from controlplane.store.client import EtcdClient
+from controlplane.store.errors import StoreError
+from controlplane.store.joins import JoinRecord
+from controlplane.store.membership import Member, MemberStatus, member_status
+
+STATUS_SECONDS = 0.5
+# A learner this close to the voters is in sync by etcd's own rule.
+CAUGHT_UP = 0.9
+
+
+class Strikes:
+    """Counts, for each member, the observations in a row without an answer."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def note(self, answers: Mapping[int, bool]) -> None:
+        """Take one observation of all members; members that are gone are forgotten."""
+        self._counts = {
+            member_id: 0 if answered else self._counts.get(member_id, 0) + 1
+            for member_id, answered in answers.items()
+        }
+
+    def of(self, member_id: int) -> int:
+        """Strikes of one member."""
+        return self._counts.get(member_id, 0)
+
+
+async def status_of(client: EtcdClient, member: Member) -> MemberStatus | None:
+    """One member's status, None when it does not answer or knows no leader."""
+    for url in member.client_urls[:1]:
+        try:
+            status = await member_status(client, url, seconds=STATUS_SECONDS)
+        except (StoreError, KeyError):
+            return None
+        # Another server at this address, or one cut off from the quorum, is not this member answering.
+        return status if status.member_id == member.id and status.leader_id else None
+    return None
+
+
+async def observe(
+    client: EtcdClient, members: Iterable[Member], strikes: Strikes | None = None
+) -> tuple[MemberView, ...]:
+    """Ask every member for its status, all at once."""
+    listed = list(members)
+    statuses = await asyncio.gather(*(status_of(client, member) for member in listed))
+    if strikes is not None:
+        strikes.note({m.id: status is not None for m, status in zip(listed, statuses, strict=True)})
+    newest = max((status.raft_index for status in statuses if status is not None), default=0)
+    return tuple(
+        MemberView(
+            member_id=member.id,
+            name=member.name,
+            peer_url=member.peer_urls[0] if member.peer_urls else "",
+            learner=member.learner,
+            answers=status is not None,
+            caught_up=status is not None and status.applied_index >= newest * CAUGHT_UP,
+            strikes=strikes.of(member.id) if strikes is not None else 0,
+        )
+        for member, status in zip(listed, statuses, strict=True)
+    )
+
+
+def quorum_view(
+    snapshot: ClusterSnapshot,
+    members: tuple[MemberView, ...],
+    joins: Iterable[JoinRecord],
+    strikes_limit: int,
+) -> QuorumView:
+    """Put records and members together for the planner."""
+    urls = {record.addresses.get("etcd_peer", ""): record.host for record in snapshot.hosts}
+    urls.pop("", None)
+    return QuorumView(
+        members=members,
+        hosts_by_peer_url=urls,
+        enabled_hosts=frozenset(record.host for record in snapshot.hosts if record.enabled),
+        joins=tuple(JoinRequest(join.host, join.peer_url, join.replaces) for join in joins),
+        strikes_limit=strikes_limit,
+    )

@@ -1,0 +1,103 @@
+"""Carries out one membership step under the rule of `/cluster/step`.
+
+etcd can't fence a change of members by a transaction. So the leader writes down the step, checks that the
+members are still those it decided on and that its lease outlives the call by a second, acts, and clears
+the record. A new leader finds a record that was left, and clears it before it decides anything from a
+fresh list of members.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from controlplane.base.logging import get_logger
+from controlplane.cluster.observe import status_of
+from controlplane.cluster.quorum import AddLearner, Promote, Remove
+from controlplane.store.client import EtcdClient
+from controlplane.store.election import Leadership
+from controlplane.store.errors import OutcomeUnknown, RequestRefused, StoreUnavailable
+from controlplane.store.membership import (
+    MEMBER_CALL_SECONDS,
+    Member,
+    add_learner,
+    list_members,
+    promote_member,
+    remove_member,
+)
+from controlplane.store.step import MembershipStep, begin_step, clear_step, read_step
+
+LEASE_MARGIN_SECONDS = 1.0
+SILENCE_CHECKS = 2
+
+Action = AddLearner | Promote | Remove
+log = get_logger("membership")
+
+
+async def clear_left_step(client: EtcdClient, leadership: Leadership) -> None:
+    """Clear the step that an earlier leader, or a lost answer, left. Raises StoreError."""
+    left = await read_step(client)
+    if left is not None:
+        log.warning(
+            "membership step cleared", action=left.action, host=left.host, reason="its outcome was not seen"
+        )
+        await clear_step(client, leadership, left)
+
+
+async def carry_out(client: EtcdClient, leadership: Leadership, action: Action, seen: list[Member]) -> str:
+    """Do one step and return what came of it, in words. Raises LeadershipLost, or StoreError."""
+    step = _record(action, seen)
+    if not await begin_step(client, leadership, step):
+        return f"{step.action} of {action.host} waits: another step is in progress"
+    obstacle = await _obstacle(client, leadership, action, seen)
+    if obstacle:
+        await clear_step(client, leadership, step)
+        return f"{step.action} of {action.host} is put off: {obstacle}"
+    try:
+        await _act(client, action)
+    except OutcomeUnknown as error:
+        return (
+            f"{step.action} of {action.host} got no answer ({error}); the next cycle looks what became of it"
+        )
+    except (RequestRefused, StoreUnavailable) as error:
+        await clear_step(client, leadership, step)
+        return f"{step.action} of {action.host} was not taken by etcd: {error}"
+    await clear_step(client, leadership, step)
+    log.info("membership step done", action=step.action, host=action.host, reason=_why(action))
+    return f"{step.action} of {action.host} done{_why(action)}"
+
+
+def _record(action: Action, seen: list[Member]) -> MembershipStep:
+    ids = tuple(sorted(member.id for member in seen))
+    step_id = uuid.uuid4().hex
+    if isinstance(action, AddLearner):
+        return MembershipStep(step_id, "add", action.host, 0, action.peer_url, ids)
+    peer_url = next((m.peer_urls[0] for m in seen if m.id == action.member_id and m.peer_urls), "unknown")
+    kind = "promote" if isinstance(action, Promote) else "remove"
+    return MembershipStep(step_id, kind, action.host, action.member_id, peer_url, ids)
+
+
+def _why(action: Action) -> str:
+    return f" ({action.reason})" if isinstance(action, Remove) else ""
+
+
+async def _obstacle(client: EtcdClient, leadership: Leadership, action: Action, seen: list[Member]) -> str:
+    """Return why the step must not be made now; empty when nothing speaks against it."""
+    if await list_members(client) != seen:
+        return "the members changed since it was decided"
+    if isinstance(action, Remove) and action.must_be_silent:
+        member = next(m for m in seen if m.id == action.member_id)
+        for _ in range(SILENCE_CHECKS):
+            if await status_of(client, member) is not None:
+                return "the member answers"
+    if not leadership.outlives(MEMBER_CALL_SECONDS + LEASE_MARGIN_SECONDS):
+        return "the leader's lease is too short for the call"
+    return ""
+
+
+async def _act(client: EtcdClient, action: Action) -> None:
+    if isinstance(action, AddLearner):
+        await add_learner(client, action.peer_url)
+    elif isinstance(action, Promote):
+        await promote_member(client, action.member_id)
+    else:
+        await remove_member(client, action.member_id)

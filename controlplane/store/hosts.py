@@ -1,0 +1,36 @@
+"""The record of a host, changed under a compare, so that two writers never undo each other's change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controlplane.model.cards import HostRecord
+from controlplane.store import codec, kv, schema
+from controlplane.store.client import EtcdClient
+from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
+
+_TRIES = 6
+
+
+async def update_host(
+    client: EtcdClient, host: str, change: Callable[[HostRecord | None], HostRecord | None]
+) -> HostRecord | None:
+    """Apply `change` to the host's present record and return what holds then.
+
+    `change` may be called more than once; returning None, or the record unchanged, writes nothing. Raises
+    StoreError, or RecordError when the present record is unreadable.
+    """
+    key = schema.node_key(host)
+    for _ in range(_TRIES):
+        pair = await client.get(key)
+        current = None if pair is None else codec.decode_host(host, pair.value)
+        wanted = change(current)
+        if wanted is None or wanted == current:
+            return current
+        compare = [kv.unchanged(key, pair.mod_revision if pair is not None else 0)]
+        try:
+            if (await client.txn(compare, [kv.put(key, codec.encode_host(wanted))])).succeeded:
+                return wanted
+        except OutcomeUnknown:
+            continue
+    raise StoreUnavailable(f"the record of host {host} changes or answers get lost each time it is written")
