@@ -1,0 +1,232 @@
+"""`akv-bench`: replays traces against a gateway, simulates them, makes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from bench.dialogs import request_of
+from bench.generate import write_trace
+from bench.report import HitCount
+from bench.run import ReplaySettings, Run, arena_bytes
+from bench.simulate import UnlimitedCards
+from bench.statistics import measure
+from bench.trace import BLOCK_TOKENS, TraceError, locate_trace, read_trace
+from integration.client import ClientConfig, ClientError, connect
+from integration.client.config import DEFAULT_SOCKET
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 0, 1 when blocks were wrong, 2 when it could not run."""
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        code = command(options)
+    except (OSError, ValueError, TraceError, ClientError) as error:
+        print(f"akv-bench: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    settings = ReplaySettings(
+        trace=_trace(options),
+        requests=options.requests,
+        start=options.start,
+        loop=options.loop,
+        block_bytes=options.block_bytes,
+        block_tokens=options.block_tokens,
+        affinity_blocks=options.affinity_blocks,
+        slots=options.slots,
+        json_lines=options.json,
+    )
+    summary = Run(settings, _client_config(options)).execute()
+    return 1 if summary["wrong_blocks"] else 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    cards, hits = UnlimitedCards(options.slots), HitCount()
+    rows = read_trace(
+        _trace(options), start=options.start, limit=options.requests, block_tokens=options.block_tokens
+    )
+    for row in rows:
+        request = request_of(row, options.block_tokens, options.affinity_blocks)
+        matched = cards.serve(request)
+        hits.add(len(request.keys), matched, matched)
+    print(json.dumps(hits.record()))
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    with options.output.open("w", encoding="utf-8") as out:
+        write_trace(out, options.requests, options.seed)
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    rows = read_trace(_trace(options), limit=options.requests, block_tokens=options.block_tokens)
+    print(json.dumps(measure(rows), indent=2))
+    return 0
+
+
+def _locate(options: argparse.Namespace) -> int:
+    found = locate_trace()
+    if found is None and options.else_generate is not None:
+        with options.else_generate.open("w", encoding="utf-8") as out:
+            write_trace(out, options.requests, options.seed)
+    path = found or options.else_generate
+    if path is None:
+        raise ValueError(
+            "no shared/traces/conversation_trace.jsonl beside the repository; give --else-generate FILE"
+        )
+    print(json.dumps({"path": str(path), "generated": found is None}))
+    return 0
+
+
+def _stats(options: argparse.Namespace) -> int:
+    with connect(wait=2.0, strict=True, **_connection(options), arena_bytes=0) as client:
+        print(json.dumps(client.stats()))
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> Path:
+    path: Path | None = options.trace or locate_trace()
+    if path is None:
+        raise ValueError("no trace: give --trace FILE, or make one with akv-bench generate-trace")
+    return path
+
+
+def _connection(options: argparse.Namespace) -> dict[str, object]:
+    secret = None if options.secret_file is None else bytes.fromhex(options.secret_file.read_text().strip())
+    return {
+        "socket": None if options.host is not None else options.socket,
+        "host": options.host or "127.0.0.1",
+        "port": options.port,
+        "namespace": options.namespace,
+        "secret": secret,
+    }
+
+
+def _client_config(options: argparse.Namespace) -> ClientConfig:
+    size = arena_bytes(options.block_bytes)
+    return ClientConfig(**_connection(options), arena_bytes=size, timeout=options.timeout)  # type: ignore[arg-type]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="akv-bench", description=__doc__.partition(":")[2].strip().capitalize()
+    )
+    parser.add_argument("--version", action="version", version=f"akv-bench {_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    replay = commands.add_parser("replay", help="replay a trace: look up, GET and verify, PUT the rest")
+    replay.set_defaults(command=_replay)
+    _add_trace(replay)
+    _add_connection(replay)
+    replay.add_argument(
+        "--block-bytes", type=_positive, default=65536, help="bytes of one block (%(default)s)"
+    )
+    replay.add_argument(
+        "--loop", action="store_true", help="replay the rows again and again until SIGINT or SIGTERM"
+    )
+    replay.add_argument(
+        "--json", action="store_true", help="one JSON line for each request, then one summary"
+    )
+    replay.add_argument(
+        "--timeout", type=float, default=5.0, help="deadline of a call in seconds (%(default)s)"
+    )
+
+    simulate = commands.add_parser("simulate", help="the hit ratio of unlimited cards under the same routing")
+    simulate.set_defaults(command=_simulate)
+    _add_trace(simulate)
+
+    generate = commands.add_parser(
+        "generate-trace", help="make a trace like the published conversation trace"
+    )
+    generate.set_defaults(command=_generate)
+    generate.add_argument("--requests", type=_positive, required=True, help="number of rows")
+    generate.add_argument("--seed", type=int, default=1, help="same seed, same trace (%(default)s)")
+    generate.add_argument("--output", type=Path, required=True, help="file to write")
+
+    statistics = commands.add_parser("measure-trace", help="sizes and reuse of a trace")
+    statistics.set_defaults(command=_measure)
+    _add_trace(statistics)
+
+    locate = commands.add_parser("locate-trace", help="where the published trace is; else make one")
+    locate.set_defaults(command=_locate)
+    locate.add_argument(
+        "--else-generate", type=Path, metavar="FILE", help="where to make one when there is none"
+    )
+    locate.add_argument("--requests", type=_positive, default=1000, help="rows to make (%(default)s)")
+    locate.add_argument("--seed", type=int, default=1)
+
+    stats = commands.add_parser("stats", help="the gateway's counters as JSON")
+    stats.set_defaults(command=_stats)
+    _add_connection(stats)
+    return parser
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", type=Path, help="JSON lines; default: the published trace beside the repository"
+    )
+    parser.add_argument("--requests", type=_positive, default=None, help="rows to take; default: all")
+    parser.add_argument("--start", type=_whole, default=0, help="first row, from 0")
+    parser.add_argument(
+        "--block-tokens", type=_positive, default=BLOCK_TOKENS, help="tokens in a block (%(default)s)"
+    )
+    parser.add_argument(
+        "--affinity-blocks", type=_whole, default=None, help="index of the block that names a dialog"
+    )
+    parser.add_argument(
+        "--slots",
+        type=_slots,
+        default=(0,),
+        help="routable slots for the expected ratio, e.g. 0,2,5 (one cache)",
+    )
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--socket", default=DEFAULT_SOCKET, help="the gateway's Unix socket (%(default)s)")
+    parser.add_argument("--host", help="IP address: speak TCP, with data inline, instead")
+    parser.add_argument("--port", type=_positive, default=5557, help="TCP port (%(default)s)")
+    parser.add_argument("--namespace", default="default", help="key space (%(default)s)")
+    parser.add_argument("--secret-file", type=Path, help="file with the namespace's secret in hex")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _slots(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of slots such as 0,2,5") from None
+
+
+def _version() -> str:
+    try:
+        return version("akv")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`akv-bench replay`: one run from the first row to the summary."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bench.dialogs import Request, request_of
+from bench.replay import WINDOW, Outcome, Replayer, outcome_record
+from bench.report import Summary, readable
+from bench.simulate import UnlimitedCards
+from bench.trace import read_trace
+from integration.client import ClientConfig, GatewayUnavailableError, connect
+
+_PROGRESS_S = 2.0
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What to replay. Rows `start` to `start + requests` of `trace`; `loop` until a signal."""
+
+    trace: Path
+    requests: int
+    start: int
+    loop: bool
+    block_bytes: int
+    block_tokens: int
+    affinity_blocks: int | None
+    slots: tuple[int, ...]
+    json_lines: bool
+
+
+class Run:
+    """Replays rows until they, or the patience of who started it, end."""
+
+    def __init__(self, settings: ReplaySettings, config: ClientConfig) -> None:
+        self._settings = settings
+        self._config = config
+        self._cards = UnlimitedCards(settings.slots)
+        self._summary = Summary(settings.block_bytes)
+        self._stopped = False
+        self._shown = time.monotonic()
+
+    def execute(self) -> dict[str, Any]:
+        """Replay; the summary's record. Raises TraceError, OSError, GatewayUnavailableError."""
+        with connect(wait=5.0, **_fields(self._config)) as client, _signals(self._stop):
+            if not client.connected:
+                raise client.last_error or GatewayUnavailableError("no answer from the gateway")
+            began = time.monotonic()
+            replayer = Replayer(client, self._settings.block_bytes)
+            self._emit({"event": "started", "shared_memory": client.shared_memory})
+            while not self._stopped:
+                self._summary.passes += self._pass(replayer)
+                if not self._settings.loop:
+                    break
+            replayer.close()
+        record = self._summary.record(time.monotonic() - began)
+        self._emit({"event": "summary", **record})
+        if not self._settings.json_lines:
+            print(readable(record))
+        return record
+
+    def _pass(self, replayer: Replayer) -> bool:
+        """Replay the rows once; True when no signal cut it short."""
+        settings, number = self._settings, self._summary.passes + 1
+        rows = read_trace(
+            settings.trace, start=settings.start, limit=settings.requests, block_tokens=settings.block_tokens
+        )
+        index = -1
+        for index, row in enumerate(rows):
+            if self._stopped:
+                return False
+            request = request_of(row, settings.block_tokens, settings.affinity_blocks)
+            self._one(replayer, request, number, settings.start + index)
+        if index < 0:
+            raise ValueError(f"{settings.trace} has no rows from {settings.start} on")
+        return True
+
+    def _one(self, replayer: Replayer, request: Request, number: int, index: int) -> None:
+        expected, slot = self._cards.serve(request), self._cards.slot(request.dialog)
+        began = time.monotonic()
+        outcome = replayer.run(request)
+        blocks = len(request.keys)
+        self._summary.add(outcome, number=number, blocks=blocks, expected=expected, slot=slot)
+        if self._settings.json_lines:
+            self._emit(_line(request, outcome, number=number, index=index, expected=expected, began=began))
+        else:
+            self._progress(number, index)
+
+    def _progress(self, number: int, index: int) -> None:
+        if time.monotonic() - self._shown >= _PROGRESS_S:
+            self._shown = time.monotonic()
+            hits = self._summary.all_passes
+            ratio = hits.matched / max(hits.blocks, 1)
+            print(f"pass {number}, row {index}: hit ratio {ratio:.4f}", file=sys.stderr)
+
+    def _emit(self, record: dict[str, Any]) -> None:
+        if self._settings.json_lines:
+            print(json.dumps(record), flush=True)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopped = True
+
+
+def _line(
+    request: Request, outcome: Outcome, *, number: int, index: int, expected: int, began: float
+) -> dict[str, Any]:
+    return {
+        "event": "request",
+        "pass": number,
+        "index": index,
+        "dialog": f"{request.dialog:016x}",
+        "affinity": request.affinity,
+        "blocks": len(request.keys),
+        "expected": expected,
+        **outcome_record(outcome),
+        # CLOCK_MONOTONIC, which all processes of a machine share.
+        "began": round(began, 6),
+        "ended": round(time.monotonic(), 6),
+    }
+
+
+def _fields(config: ClientConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ClientConfig.__slots__}
+
+
+def arena_bytes(block_bytes: int) -> int:
+    """Shared memory for two windows: one may be waiting for late replies."""
+    aligned = -(-block_bytes // 4096) * 4096
+    return 2 * WINDOW * aligned
+
+
+@contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run after the request that is under way."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,41 @@
+"""Exact simulation: what unlimited cards under the same routing would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bench.dialogs import Request
+from controlplane.model.routing import slot_for_dialog
+
+SLOTS = 8
+
+
+class UnlimitedCards:
+    """Cards that keep everything, one in each of the `slots`. Memory: 32 bytes and some for each block and
+    card."""
+
+    def __init__(self, slots: Iterable[int]) -> None:
+        self._cards: dict[int, set[bytes]] = {slot: set() for slot in slots}
+        if not self._cards or not all(0 <= slot < SLOTS for slot in self._cards):
+            raise ValueError(f"slots {sorted(self._cards)}: give one or more of 0 to {SLOTS - 1}")
+
+    def slot(self, dialog: int) -> int:
+        """Where the blocks of a dialog are."""
+        slot = slot_for_dialog(dialog, self._cards)
+        assert slot is not None, "there is at least one card"
+        return slot
+
+    def serve(self, request: Request) -> int:
+        """Blocks of the longest stored prefix; then everything of the request is stored."""
+        card = self._cards[self.slot(request.dialog)]
+        matched = prefix(request.keys, card)
+        card.update(request.keys)
+        return matched
+
+
+def prefix(keys: Sequence[bytes], stored: set[bytes]) -> int:
+    """How many keys from the first on are stored without a gap."""
+    for index, key in enumerate(keys):
+        if key not in stored:
+            return index
+    return len(keys)
