@@ -33,22 +33,14 @@ fmt: setup ## Format Python and C++
 	$(BIN)/ruff format $(PY_DIRS)
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
-# One build folder per sanitizer under build/; ctest prints what failed.
-define native_tests
-	@cmake -S . -B build/$(1) -G Ninja -Wno-dev --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DAKV_PYTHON=OFF -DAKV_TESTS=ON -DAKV_SANITIZE=$(2) >/dev/null
-	@cmake --build build/$(1) -j $(JOBS)
-	@ctest --test-dir build/$(1) -j $(JOBS) --output-on-failure --no-tests=error
-endef
-
 native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(call native_tests,asan,address$(comma)undefined)
+	@tools/native-tests asan
 
 test: lint native-tests ## Lint and all tests
 	@$(BIN)/python -m pytest
 
 tsan: setup ## C++ tests under ThreadSanitizer
-	$(call native_tests,tsan,thread)
+	@tools/native-tests tsan
 
 tidy: ## clang-tidy over the C++ sources
 	@tools/setup check
@@ -69,5 +61,3 @@ proto-baseline: setup ## Accept the protos of today as what `buf breaking` compa
 clean: ## Remove everything that was built (not .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(PY_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +
-
-comma := ,
