@@ -27,6 +27,7 @@ class Clone:
         (root / "tools/apt-packages.txt").write_text(
             "# comment\nlibone-dev  build\nlibtwo-dev  test\ntidy-tool  check\n"
         )
+        self.program("dpkg", 'echo "dpkg $*" >>"$ROOT/apt.log"')
         self.program("dpkg-query", 'grep -qx "${@: -1}" "$ROOT/installed" && printf installed')
         self.program(
             "apt-get",
@@ -88,7 +89,8 @@ def test_as_root_only_the_missing_packages_are_installed(clone: Clone) -> None:
     (clone.root / "installed").write_text("libtwo-dev\n")
     result = clone.setup(uid=0, brings="libone-dev")
     assert "installing system packages: libone-dev" in result.stdout
-    update, install = clone.apt_calls().splitlines()
+    configure, update, install = clone.apt_calls().splitlines()
+    assert configure == "dpkg --configure -a"
     assert update.endswith("update -q")
     assert install.endswith("--no-install-recommends libone-dev")
 
