@@ -23,6 +23,7 @@ from controlplane.base.version import program_version
 
 READ_SECONDS = 10.0
 CHANGE_SECONDS = 120.0
+PIPE_COLUMNS = 240
 GLOBAL_OPTIONS = ("--host", "--output", "--timeout")
 
 app = typer.Typer(
@@ -60,7 +61,8 @@ class Session:
         if self.output is Output.JSON:
             typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
         else:
-            Console(soft_wrap=True, highlight=False, markup=False).print(table(document))
+            width = None if sys.stdout.isatty() else PIPE_COLUMNS
+            Console(width=width, highlight=False, markup=False).print(table(document))
 
 
 def _show_version(wanted: bool) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from akv.v1 import cluster_pb2
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -73,7 +74,7 @@ def cluster_document(answer: cluster_pb2.GetClusterResponse) -> dict[str, Any]:
 
 def members_table(document: dict[str, Any]) -> RenderableType:
     """The etcd members for people."""
-    table = Table(title=f"etcd members of {document['cluster_name']}", title_justify="left")
+    table = Table(title=f"etcd members of {document['cluster_name']}", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("host", "member id", "role", "state", "client URL"):
         table.add_column(heading)
     for member in document["members"]:
@@ -87,7 +88,7 @@ def members_table(document: dict[str, Any]) -> RenderableType:
 
 def cluster_table(document: dict[str, Any]) -> RenderableType:
     """Hosts and cards for people."""
-    table = Table(title=f"cluster {document['name']}", title_justify="left")
+    table = Table(title=f"cluster {document['name']}", title_justify="left", box=SIMPLE_HEAD)
     for heading in (
         "host",
         "enabled",

@@ -48,7 +48,7 @@ def plan_cards(
 
     Only called with a complete, good answer of the card CLI: a device that is missing from it is gone. A
     record that could not be read is written again when its device is listed and removed when it is not. A
-    serial that is listed twice, or registered with another NQN or UUID, is an error and is not written:
+    serial that is listed twice, or registered with another NQN, is an error and is not written:
     what is there stays in use.
     """
     known = {entry.serial: entry for entry in registry}
@@ -77,11 +77,9 @@ def _problem(record: CardRecord, owner: Mapping[str, str], entry: RegistryEntry 
     serial = record.xdp_serial
     if serial in owner:
         return f"{record.device} and {owner[serial]} both have serial {serial}; {record.device} is not used"
-    if entry is not None and (
-        entry.nqn != record.nqn or (entry.uuid and record.uuid not in {entry.uuid, ""})
-    ):
+    if entry is not None and entry.nqn != record.nqn:
         return (
-            f"{record.device} has the registered serial {serial} but another identity ({record.nqn}, not "
+            f"{record.device} has the registered serial {serial} but another NQN ({record.nqn}, not "
             f"{entry.nqn}); it is not used: correct AWC_XDP_SERIALS, or forget the old card with remove_node "
             "--forget-cards"
         )

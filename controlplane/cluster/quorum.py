@@ -124,13 +124,13 @@ def plan_step(view: QuorumView) -> Step:
 
 
 def finished_joins(view: QuorumView) -> tuple[str, ...]:
-    """Hosts whose join request is fulfilled: another member than the lost one runs at their peer URL."""
-    running = {member.peer_url: member for member in view.members if member.started and member.answers}
-    return tuple(
-        join.host
-        for join in view.joins
-        if join.peer_url in running and running[join.peer_url].member_id != join.replaces
-    )
+    """Hosts whose join request has no object any more: a member runs at their peer URL.
+
+    That holds for the member to be replaced too. A request must not lie about until that one is down for
+    another reason; a host that did lose its data repeats it.
+    """
+    running = {member.peer_url for member in view.members if member.started and member.answers}
+    return tuple(join.host for join in view.joins if join.peer_url in running)
 
 
 def tolerated_failures(voters: int) -> int:

@@ -24,7 +24,7 @@ from controlplane.store.membership import (
     promote_member,
     remove_member,
 )
-from controlplane.store.step import MembershipStep, begin_step, clear_step, read_step
+from controlplane.store.step import MembershipStep, StepAction, begin_step, clear_step, read_step
 
 LEASE_MARGIN_SECONDS = 1.0
 SILENCE_CHECKS = 2
@@ -72,7 +72,7 @@ def _record(action: Action, seen: list[Member]) -> MembershipStep:
     if isinstance(action, AddLearner):
         return MembershipStep(step_id, "add", action.host, 0, action.peer_url, ids)
     peer_url = next((m.peer_urls[0] for m in seen if m.id == action.member_id and m.peer_urls), "unknown")
-    kind = "promote" if isinstance(action, Promote) else "remove"
+    kind: StepAction = "promote" if isinstance(action, Promote) else "remove"
     return MembershipStep(step_id, kind, action.host, action.member_id, peer_url, ids)
 
 

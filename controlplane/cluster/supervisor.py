@@ -42,6 +42,7 @@ Probe = Callable[[], Awaitable[MemberIds | None]]
 class MemberSupervisor:
     """One host's etcd member. `probe` asks it for its ids, within a deadline of its own; None = no answer.
 
+    `listeners` are set at each change of the membership.
     Raises MembershipFileError from the constructor when what the host knew can't be read.
     """
 
@@ -63,6 +64,7 @@ class MemberSupervisor:
         self._changed = asyncio.Event()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self.problem = ""
+        self.listeners: list[asyncio.Event] = []
 
     @property
     def membership(self) -> Membership | None:
@@ -244,12 +246,18 @@ class MemberSupervisor:
         self._file.remove()
         self.problem = reason
         self._backoff.reset()
+        self._announce()
 
     def _set(self, membership: Membership) -> None:
         self._file.save(membership)
         self._membership = membership
         self._backoff.reset()
+        self._announce()
+
+    def _announce(self) -> None:
         self._changed.set()
+        for listener in self.listeners:
+            listener.set()
 
     def _report(self, problem: str) -> None:
         if problem != self.problem:

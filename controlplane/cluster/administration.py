@@ -1,0 +1,141 @@
+"""What an administrator asks of a host, and what a joining host asks of another."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+
+from akv.v1 import cluster_pb2
+
+from controlplane.base.backoff import Deadline
+from controlplane.base.logging import get_logger
+from controlplane.cluster import member_client
+from controlplane.cluster.cycles import OnChange
+from controlplane.cluster.errors import ClusterError, InvalidRequest, TookTooLong, Unavailable
+from controlplane.cluster.membership_file import Membership, PeerHost
+from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.supervisor import MemberSupervisor, place_of
+
+JOIN_SECONDS = 240.0
+JOIN_POLL_SECONDS = 0.5
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62})", re.ASCII)
+log = get_logger("administration")
+
+
+class Administration:
+    """create_cluster and add_node, on the host that they are asked of."""
+
+    def __init__(self, settings: ClusterSettings, supervisor: MemberSupervisor) -> None:
+        self._settings = settings
+        self._supervisor = supervisor
+        self._joining: asyncio.Task[cluster_pb2.AddNodeResponse] | None = None
+        self._progress = ""
+
+    async def create_cluster(self, name: str, seconds: float) -> cluster_pb2.CreateClusterResponse:
+        """Make this host the first member; asked again with the same name it goes on, or says it is done."""
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{name[:80]!r} is no name for a cluster: use 1 to 63 letters, digits, '.', '-' and '_'"
+            )
+        if self._joining is not None:
+            raise ClusterError(f"{self._settings.host} is joining a cluster: wait for add_node to end")
+        present = self._supervisor.membership
+        if present is not None and present.cluster_name != name:
+            raise ClusterError(
+                f"{self._settings.host} is in cluster {present.cluster_name} ({present.cluster_uuid}): "
+                "take it out with remove_node first"
+            )
+        if present is None:
+            initial = f"{self._settings.host}={self._settings.peer_url}"
+            self._supervisor.take_place(Membership("creating", str(uuid.uuid4()), name, initial))
+        membership = await self._settled(seconds)
+        return cluster_pb2.CreateClusterResponse(cluster_uuid=membership.cluster_uuid)
+
+    async def add_node(self, via_host: str, seconds: float) -> cluster_pb2.AddNodeResponse:
+        """Make this host join the cluster of another; it goes on when the caller gives up waiting."""
+        via = str(member_client.parse_via(via_host, default_port=5000))
+        if self._joining is None:
+            self._joining = asyncio.create_task(self._join(via), name="add-node")
+            self._joining.add_done_callback(self._join_ended)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(self._joining)
+        except TimeoutError:
+            raise TookTooLong(
+                f"{self._settings.host} has not joined yet ({self._progress or 'it was just begun'}); "
+                "it goes on, and add_node can be repeated"
+            ) from None
+
+    async def close(self) -> None:
+        """End a join that is under way."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+
+    def _join_ended(self, task: asyncio.Task[cluster_pb2.AddNodeResponse]) -> None:
+        self._joining = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("add_node failed", reason=str(error))
+
+    async def _join(self, via: str) -> cluster_pb2.AddNodeResponse:
+        deadline = Deadline(JOIN_SECONDS)
+        cluster = await member_client.cluster_of(via)
+        if self._is_member_of(cluster):
+            await self._settled(deadline.remaining())
+            return cluster_pb2.AddNodeResponse(cluster_uuid=cluster.cluster_uuid, cluster_name=cluster.name)
+        peers = tuple(
+            PeerHost(host.host, host.addresses["api"], host.addresses.get("etcd_client", ""))
+            for host in cluster.hosts
+            if host.enabled and host.host != self._settings.host and "api" in host.addresses
+        )
+        answer = await self._ask_until_accepted(via, deadline)
+        self._supervisor.take_place(place_of(answer, peers))
+        self._progress = "its etcd member starts"
+        await self._settled(deadline.remaining())
+        return cluster_pb2.AddNodeResponse(cluster_uuid=answer.cluster_uuid, cluster_name=answer.cluster_name)
+
+    def _is_member_of(self, cluster: cluster_pb2.GetClusterResponse) -> bool:
+        """Whether there is nothing to do. Raises ClusterError when the host can't join that cluster."""
+        present = self._supervisor.membership
+        if present is None:
+            return False
+        host = self._settings.host
+        if present.cluster_uuid != cluster.cluster_uuid:
+            raise ClusterError(
+                f"{host} is in cluster {present.cluster_name} ({present.cluster_uuid}), not in "
+                f"{cluster.name} ({cluster.cluster_uuid}): take it out with remove_node first"
+            )
+        if any(record.host == host and record.enabled for record in cluster.hosts):
+            return True
+        raise ClusterError(f"{host} is being taken out of {cluster.name}: repeat add_node when that is done")
+
+    async def _ask_until_accepted(self, via: str, deadline: Deadline) -> member_client.Join:
+        request = member_client.join_request(self._settings, rejoin=False)
+        said = OnChange()
+        while True:
+            try:
+                answer = await member_client.join(via, request)
+                self._progress = answer.reason
+            except Unavailable as error:
+                answer, self._progress = None, str(error)
+            if answer is not None and answer.accepted:
+                return answer
+            if said.changed(self._progress):
+                log.info("add_node waits", reason=self._progress)
+            if deadline.expired:
+                raise TookTooLong(
+                    f"{self._settings.host} is not let in after {JOIN_SECONDS:g} s: {self._progress}"
+                )
+            await asyncio.sleep(min(JOIN_POLL_SECONDS, self._settings.cycle_seconds))
+
+    async def _settled(self, seconds: float) -> Membership:
+        try:
+            return await self._supervisor.wait_member(seconds)
+        except TimeoutError:
+            problem = self._supervisor.problem or "it has not answered yet"
+            raise TookTooLong(
+                f"the etcd member of {self._settings.host} does not run yet: {problem}; see "
+                f"{self._settings.log_dir / 'etcd.log'}"
+            ) from None

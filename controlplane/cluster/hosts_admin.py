@@ -1,0 +1,236 @@
+"""Hosts in and out, as any member takes the request: JoinCluster and RemoveNode."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from akv.v1 import cluster_pb2
+
+from controlplane.base.addresses import AddressError, is_loopback, parse_host_port
+from controlplane.base.backoff import Deadline
+from controlplane.base.logging import get_logger
+from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, TookTooLong, Unavailable
+from controlplane.cluster.link import NO_CLUSTER, EtcdLink
+from controlplane.cluster.membership_file import Membership
+from controlplane.cluster.observe import observe
+from controlplane.cluster.quorum import removal_keeps_quorum
+from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.model.cards import ClusterSnapshot, HostRecord
+from controlplane.store.client import EtcdClient
+from controlplane.store.codec import RecordError
+from controlplane.store.errors import StoreError
+from controlplane.store.hosts import update_host
+from controlplane.store.joins import JoinRecord, clear_join, write_join
+from controlplane.store.membership import Member, list_members
+from controlplane.store.registry import forget_card
+from controlplane.store.writes import delete_card
+
+POLL_SECONDS = 0.2
+MAX_ADDRESSES = 16
+MAX_TEXT = 256
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
+log = get_logger("hosts")
+
+
+class HostsAdmin:
+    """Join and remove requests of one host's API."""
+
+    def __init__(self, supervisor: MemberSupervisor, link: EtcdLink) -> None:
+        self._supervisor = supervisor
+        self._link = link
+
+    async def join_cluster(self, request: cluster_pb2.JoinClusterRequest) -> cluster_pb2.JoinClusterResponse:
+        """Note that a host without data wants a member; accepted once the leader has added it."""
+        _check_join(request)
+        membership = self._membership()
+        try:
+            return await self._join(membership, request)
+        except (StoreError, RecordError) as error:
+            raise Unavailable(f"{request.host} can't join now: etcd: {error}") from error
+
+    async def remove_node(
+        self, host: str, forget_cards: bool, seconds: float
+    ) -> cluster_pb2.RemoveNodeResponse:
+        """Disable a host and wait until the leader has removed its etcd member."""
+        if not _HOST.fullmatch(host):
+            raise InvalidRequest(f"{host[:80]!r} is not a host name")
+        membership = self._membership()
+        try:
+            return await self._remove(membership, host, forget_cards, Deadline(seconds))
+        except (StoreError, RecordError) as error:
+            raise Unavailable(f"{host} can't be removed now: etcd: {error}; repeat remove_node") from error
+
+    def _membership(self) -> Membership:
+        membership = self._supervisor.membership
+        if membership is None:
+            raise ClusterError(NO_CLUSTER)
+        return membership
+
+    async def _join(
+        self, membership: Membership, request: cluster_pb2.JoinClusterRequest
+    ) -> cluster_pb2.JoinClusterResponse:
+        client = self._link.client
+        picture = await self._link.snapshot(membership)
+        members = await list_members(client)
+        _check_place(request, picture, members)
+        own = next((m for m in members if request.peer_url in m.peer_urls), None)
+        await update_host(client, request.host, lambda present: _joined(request, present))
+        answer = cluster_pb2.JoinClusterResponse(
+            cluster_uuid=membership.cluster_uuid,
+            cluster_name=membership.cluster_name,
+            etcd_cluster_token=membership.cluster_uuid,
+        )
+        if own is not None and not own.started:
+            answer.accepted = True
+            answer.member_id = f"{own.id:016x}"
+            answer.initial_cluster = _initial_cluster(picture, members, request)
+            return answer
+        join = JoinRecord(request.host, request.peer_url, own.id if own is not None else 0)
+        if await write_join(client, join):
+            log.info(
+                "join requested", host=request.host, peer_url=request.peer_url, replaces=f"{join.replaces:x}"
+            )
+        answer.reason = _awaited(own, members)
+        return answer
+
+    async def _remove(
+        self, membership: Membership, host: str, forget_cards: bool, deadline: Deadline
+    ) -> cluster_pb2.RemoveNodeResponse:
+        client = self._link.client
+        picture = await self._link.snapshot(membership)
+        record = next((known for known in picture.hosts if known.host == host), None)
+        if record is None:
+            known = ", ".join(sorted(known.host for known in picture.hosts))
+            raise NotFound(
+                f"there is no host {host} in cluster {membership.cluster_name}; its hosts are {known}"
+            )
+        await self._check_removal(client, picture, record)
+        await update_host(client, host, lambda present: present and replace(present, enabled=False))
+        await clear_join(client, host)
+        log.info("host disabled", host=host, forget_cards=forget_cards)
+        forgotten = await self._forget(client, picture, host) if forget_cards else []
+        await self._wait_gone(membership, client, record, deadline)
+        return cluster_pb2.RemoveNodeResponse(forgotten_serials=forgotten)
+
+    async def _check_removal(self, client: EtcdClient, picture: ClusterSnapshot, record: HostRecord) -> None:
+        members = await list_members(client)
+        member = next((m for m in members if record.addresses.get("etcd_peer") in m.peer_urls), None)
+        if member is None:
+            return
+        others = [known.host for known in picture.hosts if known.enabled and known.host != record.host]
+        if not others:
+            raise ClusterError(f"{record.host} is the cluster's last host: stop its service instead")
+        if not removal_keeps_quorum(await observe(client, members), member.id):
+            raise ClusterError(
+                f"{record.host} can't leave: the quorum would be lost, since too few of the other etcd "
+                "members answer; bring them back, or add a host, first"
+            )
+
+    async def _forget(self, client: EtcdClient, picture: ClusterSnapshot, host: str) -> list[str]:
+        """Take the host's cards out of the registry; a card that another host has too stays."""
+        elsewhere = {card.xdp_serial for card in picture.cards if card.host != host}
+        forgotten = []
+        for card in (card for card in picture.cards if card.host == host):
+            await delete_card(client, host, card.device)
+            if card.xdp_serial not in elsewhere and await forget_card(client, card.xdp_serial):
+                forgotten.append(card.xdp_serial)
+                log.info("card forgotten", serial=card.xdp_serial, host=host)
+        return forgotten
+
+    async def _wait_gone(
+        self, membership: Membership, client: EtcdClient, record: HostRecord, deadline: Deadline
+    ) -> None:
+        """Wait for the leader's step. The host that is asked may be the one that leaves."""
+        peer_url = record.addresses.get("etcd_peer")
+        while True:
+            try:
+                members = await list_members(client)
+            except StoreError:
+                if self._supervisor.membership is None:
+                    return
+                raise
+            if not any(peer_url in member.peer_urls for member in members):
+                return
+            if deadline.remaining() < 1.0:
+                raise TookTooLong(
+                    f"{record.host} is disabled, but the leader has not removed its etcd member yet; "
+                    "repeat remove_node to wait on"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _check_join(request: cluster_pb2.JoinClusterRequest) -> None:
+    if not _HOST.fullmatch(request.host):
+        raise InvalidRequest(f"{request.host[:80]!r} is not a host name: correct AWC_HOST")
+    for url in (request.client_url, request.peer_url):
+        _check_url(url)
+    texts = [text for pair in request.addresses.items() for text in pair]
+    if len(request.addresses) > MAX_ADDRESSES or any(len(text) > MAX_TEXT for text in texts):
+        raise InvalidRequest(f"host {request.host} gives too many or too long addresses")
+    if request.addresses.get("etcd_peer") != request.peer_url:
+        raise InvalidRequest(f"host {request.host} gives two different etcd peer URLs")
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url[:MAX_TEXT])
+    try:
+        target = parse_host_port(parts.netloc)
+    except AddressError as error:
+        raise InvalidRequest(f"{url[:80]!r} is not an etcd URL: {error}") from None
+    if parts.scheme != "http" or parts.path or not is_loopback(target.host):
+        raise InvalidRequest(
+            f"{url[:80]!r} is not http://LOOPBACK:PORT, all that is served without encryption"
+        )
+
+
+def _check_place(
+    request: cluster_pb2.JoinClusterRequest, picture: ClusterSnapshot, members: list[Member]
+) -> None:
+    """Refuse a host that takes another's name or address, or comes back against an operator's will."""
+    record = next((known for known in picture.hosts if known.host == request.host), None)
+    if request.rejoin and (record is None or not record.enabled):
+        raise NotFound(
+            f"{request.host} was taken out of the cluster: run clustercli add_node on it to join again"
+        )
+    for other in picture.hosts:
+        if other.host != request.host and other.addresses.get("etcd_peer") == request.peer_url:
+            raise ClusterError(f"{request.peer_url} is that of {other.host}: correct AWC_ADDRESS or AWC_HOST")
+    for member in members:
+        if member.name == request.host and request.peer_url not in member.peer_urls:
+            raise ClusterError(
+                f"a host {request.host} is a member at {', '.join(member.peer_urls)}: choose another "
+                f"AWC_HOST, or run remove_node -n {request.host} first when it moved"
+            )
+
+
+def _joined(request: cluster_pb2.JoinClusterRequest, present: HostRecord | None) -> HostRecord | None:
+    if request.rejoin and (present is None or not present.enabled):
+        return None  # disabled since the check: not to be undone
+    return HostRecord(request.host, True, request.witness, dict(request.addresses))
+
+
+def _initial_cluster(
+    picture: ClusterSnapshot, members: list[Member], request: cluster_pb2.JoinClusterRequest
+) -> str:
+    """etcd's --initial-cluster: every member with a name; one that never started is named by its host."""
+    hosts = {record.addresses.get("etcd_peer", ""): record.host for record in picture.hosts}
+    hosts[request.peer_url] = request.host
+    pairs = [
+        (member.name or hosts.get(url, f"{member.id:x}"), url)
+        for member in members
+        for url in member.peer_urls
+    ]
+    return ",".join(f"{name}={url}" for name, url in pairs)
+
+
+def _awaited(own: Member | None, members: list[Member]) -> str:
+    if own is not None:
+        return "the leader has to remove the lost etcd member first"
+    learner = next((member.name or "a host" for member in members if member.learner), None)
+    if learner is not None:
+        return f"the leader adds one host at a time, and {learner} is still a learner"
+    return "the leader has to add the etcd member"

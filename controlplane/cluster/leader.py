@@ -1,0 +1,179 @@
+"""The leader: elected by a lease, it writes health and moves the quorum, one step and one sentence a cycle.
+
+Every write carries the lease's fence. Hosts that don't lead only look, more often than the leader's
+cycle, whether the place is free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from controlplane.base.logging import get_logger
+from controlplane.cluster.cycles import OnChange
+from controlplane.cluster.errors import ClusterError
+from controlplane.cluster.link import EtcdLink
+from controlplane.cluster.metric_source import MetricSource
+from controlplane.cluster.observe import Strikes, observe, quorum_view
+from controlplane.cluster.quorum import Hold, finished_joins, plan_step
+from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.steps import carry_out, clear_left_step
+from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.cluster.verdicts import HealthChanges, plan_health
+from controlplane.model.cards import ClusterSnapshot, Health
+from controlplane.store.client import EtcdClient
+from controlplane.store.codec import RecordError
+from controlplane.store.election import Leadership, LeadershipLost, campaign, read_leader
+from controlplane.store.errors import StoreError
+from controlplane.store.joins import clear_join, read_joins
+from controlplane.store.lease import Lease
+from controlplane.store.membership import list_members
+from controlplane.store.writes import delete_health, write_health
+
+# A membership call (2 s) and its margin must fit into what is left between two renewals (every third of
+# this).
+LEASE_SECONDS = 5
+FOLLOWER_POLL_SECONDS = 1.0
+
+log = get_logger("leader")
+
+
+class Leader:
+    """One host's part in the election and the leader's work. `wall_clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        supervisor: MemberSupervisor,
+        link: EtcdLink,
+        metrics: MetricSource,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._supervisor = supervisor
+        self._link = link
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._leadership: Leadership | None = None
+        self._cycles_led = 0
+        self._strikes = Strikes()
+        self._said = OnChange()
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one cycle to the next."""
+        cycle = self._settings.cycle_seconds
+        return cycle if self._leadership is not None else min(cycle, FOLLOWER_POLL_SECONDS)
+
+    async def cycle(self) -> None:
+        """Run one cycle and log its sentence: each one of a leader, a follower's when it changes."""
+        try:
+            sentence = await self._cycle()
+        except (StoreError, ClusterError, RecordError) as error:
+            await self._check_lease(error)
+            sentence = f"nothing done: {error}"
+        if self._leadership is not None or self._said.changed(sentence):
+            log.info("cycle", says=sentence)
+
+    async def resign(self) -> None:
+        """Give the leadership back, so that another host need not wait for the lease to end."""
+        leadership, self._leadership = self._leadership, None
+        if leadership is not None:
+            await leadership.lease.close()
+
+    async def _check_lease(self, error: Exception) -> None:
+        if self._leadership is not None and (
+            isinstance(error, LeadershipLost) or self._leadership.lease.lost
+        ):
+            log.warning("leadership lost", reason=str(error))
+            await self.resign()
+
+    async def _cycle(self) -> str:
+        membership = self._supervisor.membership
+        if membership is None or not membership.has_run:
+            await self.resign()
+            return "not leading: this host has no etcd member"
+        if membership.phase == "creating":
+            return "not leading: the cluster is being created"
+        picture = await self._link.snapshot(membership)
+        if self._settings.host not in {record.host for record in picture.hosts if record.enabled}:
+            await self.resign()
+            return "not leading: this host is disabled"
+        leadership = await self._lead()
+        if leadership is None:
+            return await self._follow()
+        return await self._work(leadership, picture)
+
+    async def _lead(self) -> Leadership | None:
+        """Return our leadership, won in this cycle or before."""
+        if self._leadership is not None and self._leadership.lease.lost:
+            log.warning("leadership lost", reason="its lease ended")
+            await self.resign()
+        client = self._link.client
+        if self._leadership is None and await read_leader(client) is None:
+            lease = await Lease.grant(client, LEASE_SECONDS)
+            won = None
+            try:
+                won = await campaign(client, lease, self._settings.host)
+            finally:
+                if won is None:
+                    await lease.close()
+            if won is not None:
+                self._leadership, self._cycles_led, self._strikes = won, 0, Strikes()
+                log.info("leadership won", term=won.term)
+        return self._leadership
+
+    async def _follow(self) -> str:
+        self._link.note_members(await list_members(self._link.client))
+        leader = await read_leader(self._link.client)
+        return f"following {leader.name}" if leader is not None else "following: no one leads yet"
+
+    async def _work(self, leadership: Leadership, picture: ClusterSnapshot) -> str:
+        warming_up = self._cycles_led < self._settings.warmup_cycles
+        self._cycles_led += 1
+        health = await self._write_health(leadership, picture, warming_up)
+        quorum = await self._move_quorum(leadership, picture, warming_up)
+        warm = " (warming up)" if warming_up else ""
+        return f"leading{warm}: {health}; {quorum}"
+
+    async def _write_health(self, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool) -> str:
+        with_cards = {card.host for card in picture.cards}
+        exporters = {
+            record.host: record.addresses["exporter"]
+            for record in picture.hosts
+            if record.enabled and record.host in with_cards and "exporter" in record.addresses
+        }
+        samples = await self._metrics.read(exporters)
+        doubtful = {(r.host, r.name) for r in picture.unreadable if r.kind == "card"}
+        now = self._wall_clock()
+        changes = plan_health(picture.cards, picture.health, samples, now, warming_up, frozenset(doubtful))
+        await self._apply(self._link.client, leadership, changes)
+        return f"{len(picture.cards)} cards, health of {len(changes.put)} changed"
+
+    async def _apply(self, client: EtcdClient, leadership: Leadership, changes: HealthChanges) -> None:
+        for record in changes.put:
+            await write_health(client, record, leadership)
+            word = Health(record.health_xdp).name.lower()
+            log.info(
+                "health", serial=record.xdp_serial, host=record.host, health_xdp=word, reason=record.reason
+            )
+        for host, device in changes.gone:
+            await delete_health(client, host, device, leadership)
+
+    async def _move_quorum(self, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool) -> str:
+        client = self._link.client
+        await clear_left_step(client, leadership)
+        members = await list_members(client)
+        self._link.note_members(members)
+        observed = await observe(client, members, None if warming_up else self._strikes)
+        joins = await read_joins(client)
+        view = quorum_view(picture, observed, joins, self._settings.bad_member_strikes)
+        for host in finished_joins(view):
+            await clear_join(client, host, leadership)
+        step = plan_step(view)
+        silent = [view.host_of(member) for member in observed if not member.answers]
+        state = f"{len(view.voters)} voters, {len(view.learners)} learners"
+        state += f", silent: {', '.join(silent)}" if silent else ""
+        if isinstance(step, Hold):
+            return state + (f", {step.reason}" if step.reason else "")
+        return f"{state}, {await carry_out(client, leadership, step, members)}"

@@ -1,0 +1,121 @@
+"""The cluster service of one host: all its parts, started in order and stopped in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from controlplane.base.card_cli import CardCli
+from controlplane.base.logging import get_logger
+from controlplane.cluster.administration import Administration
+from controlplane.cluster.api import ClusterServer
+from controlplane.cluster.cycles import run_cycles
+from controlplane.cluster.discovery import Discovery
+from controlplane.cluster.etcd_binary import find_etcd
+from controlplane.cluster.etcd_runner import ChildEtcd, EtcdRunner
+from controlplane.cluster.hosts_admin import HostsAdmin
+from controlplane.cluster.keeper import Keeper
+from controlplane.cluster.leader import Leader
+from controlplane.cluster.link import EtcdLink
+from controlplane.cluster.membership_file import MembershipFile
+from controlplane.cluster.metric_source import ExporterSource
+from controlplane.cluster.queries import Queries
+from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.supervisor import MemberSupervisor
+
+KEEPER_SECONDS = 1.0
+CARD_CLI_SECONDS = 5.0
+METRICS_SECONDS = 2.0
+
+log = get_logger("service")
+
+
+class HostOperations:
+    """The API's operations, each given to the part that does it."""
+
+    def __init__(self, queries: Queries, administration: Administration, hosts: HostsAdmin) -> None:
+        self.get_members = queries.get_members
+        self.get_cluster = queries.get_cluster
+        self.create_cluster = administration.create_cluster
+        self.add_node = administration.add_node
+        self.join_cluster = hosts.join_cluster
+        self.remove_node = hosts.remove_node
+
+
+class ClusterService:
+    """Everything one host runs. Raises MembershipFileError when what the host knew can't be read."""
+
+    def __init__(self, settings: ClusterSettings, runner: EtcdRunner | None = None) -> None:
+        self._settings = settings
+        self._link = EtcdLink(settings.client_url)
+        self._metrics = ExporterSource(METRICS_SECONDS)
+        chosen = runner or ChildEtcd(lambda: find_etcd(settings.etcd_binary).path)
+        self._supervisor = MemberSupervisor(
+            settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own
+        )
+        self._keeper = Keeper(settings, self._supervisor, self._link)
+        self._leader = Leader(settings, self._supervisor, self._link, self._metrics)
+        cli = CardCli(settings.card_cli, CARD_CLI_SECONDS)
+        self._discovery = Discovery(settings, self._supervisor, self._link, cli)
+        self._administration = Administration(settings, self._supervisor)
+        operations = HostOperations(
+            Queries(self._supervisor, self._link),
+            self._administration,
+            HostsAdmin(self._supervisor, self._link),
+        )
+        self._server = ClusterServer(settings.api_endpoint, settings.host, operations)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises OSError when the API's address is taken."""
+        async with self._parts():
+            tasks = self._start_tasks()
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            try:
+                await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                log.info("stopping")
+            finally:
+                await self._end(tasks, stopped)
+
+    @contextlib.asynccontextmanager
+    async def _parts(self) -> AsyncIterator[None]:
+        await self._server.start()
+        log.info("ready", host=self._settings.host, api=self._settings.api_endpoint)
+        try:
+            yield
+        finally:
+            await self._server.stop()
+            await self._link.close()
+            await self._metrics.close()
+
+    def _start_tasks(self) -> list[asyncio.Task[None]]:
+        cycle = self._settings.cycle_seconds
+        cycles = {
+            "keeper": (self._keeper.cycle, lambda: min(cycle, KEEPER_SECONDS)),
+            "leader": (self._leader.cycle, lambda: self._leader.interval),
+            "discovery": (self._discovery.cycle, lambda: cycle),
+        }
+        tasks = [asyncio.create_task(self._supervisor.run(), name="supervisor")]
+        for name, (work, interval) in cycles.items():
+            wake = asyncio.Event()
+            self._supervisor.listeners.append(wake)
+            tasks.append(asyncio.create_task(run_cycles(name, work, interval, wake), name=name))
+        return tasks
+
+    async def _end(self, tasks: list[asyncio.Task[None]], stopped: asyncio.Task[bool]) -> None:
+        """Stop the work, give back the leadership while etcd still runs, then end the member."""
+        supervisor, *cycles = tasks
+        await self._administration.close()
+        stopped.cancel()
+        await _cancel(cycles)
+        await self._leader.resign()
+        await _cancel([supervisor])
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

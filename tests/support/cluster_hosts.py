@@ -1,0 +1,209 @@
+"""Cluster hosts on loopback addresses: `awide-cluster` with a real etcd, a card CLI and a card exporter each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from controlplane.cluster.etcd_binary import find_etcd
+from tests.support.addresses import LoopbackNet
+from tests.support.etcd import EtcdMember
+from tests.support.procs import ROOT, Program, python_environment, python_module, wait_until
+
+CYCLE_SECONDS = 0.4
+API_PORT, EXPORTER_PORT = 5000, 7891
+
+
+def card(number: int, state: str = "running", port: int = 4420) -> dict[str, Any]:
+    """One card as a card CLI lists it."""
+    return {
+        "id": f"xdp{number}",
+        "serial": f"L0P{number}",
+        "nqn": f"nqn.2026-01.test:L0P{number}",
+        "uuid": f"00000000-0000-0000-0000-00000000000{number}",
+        "state": state,
+        "addresses": [{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": str(port)}],
+    }
+
+
+@dataclass
+class ClusterHost:
+    """One host: its directory, its programs, and an executable card CLI whose behaviour the test sets."""
+
+    name: str
+    address: str
+    directory: Path
+    witness: bool = False
+    service: Program | None = field(default=None, repr=False)
+    exporter: Program | None = field(default=None, repr=False)
+
+    @property
+    def api(self) -> str:
+        return f"{self.address}:{API_PORT}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / "etcd"
+
+    @property
+    def member_file(self) -> Path:
+        return self.directory / "config" / "state" / "member.json"
+
+    @property
+    def etcd(self) -> EtcdMember:
+        """The host's member as tests/support sees it, asked through etcd's own JSON gateway."""
+        return EtcdMember(self.name, self.address, self.data_dir)
+
+    @property
+    def running(self) -> Program:
+        assert self.service is not None, f"{self.name} was not started"
+        return self.service
+
+    def set_cards(self, *cards: dict[str, Any]) -> None:
+        """Let the card CLI list these cards."""
+        self.set_cli(f"cat <<'END'\n{json.dumps({'cards': list(cards)})}\nEND")
+
+    def set_cli(self, script: str) -> None:
+        """Let the card CLI be this shell script; replaced at once, so that no call sees half of it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary = self.directory / "cards.tmp"
+        temporary.write_text(f"#!/bin/sh\n{script}\n")
+        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR)
+        temporary.replace(self.directory / "cards")
+
+    def configure(self, **extra: str) -> None:
+        """Write the settings; `extra` overrides."""
+        config = self.directory / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        values = {
+            "AWC_HOST": self.name,
+            "AWC_ADDRESS": self.address,
+            "AWC_DATA_DIR": str(self.data_dir),
+            "AWC_LOG_DIR": str(self.directory / "log"),
+            "AWC_ETCD_BINARY": str(_fast_etcd(self.directory)),
+            "AWC_CARD_CLI": str(self.directory / "cards"),
+            "AWC_CYCLE_SECONDS": str(CYCLE_SECONDS),
+            "AWC_WITNESS": str(int(self.witness)),
+            "AWC_SECURITY": "insecure-loopback",
+            **extra,
+        }
+        lines = [f"{key}={value}\n" for key, value in values.items()]
+        (config / "awide-cluster.env").write_text("".join(lines))
+
+    def start(self) -> None:
+        """Start the service and wait until it is ready."""
+        arguments = ("--config-dir", str(self.directory / "config"))
+        self.service = Program(python_module("controlplane.apps.awide_cluster", *arguments), name=self.name)
+        self.service.wait_event("ready", 30.0)
+
+    def start_exporter(self) -> None:
+        """Start the card exporter and wait until it is ready."""
+        listen = f"{self.address}:{EXPORTER_PORT}"
+        arguments = ("--listen", listen, "--card-cli", str(self.directory / "cards"), "--max-age", "0.1")
+        self.exporter = Program(python_module("controlplane.exporters.card", *arguments))
+        self.exporter.wait_event("ready", 30.0)
+
+    def etcd_pid(self) -> int:
+        """The process of the member that the service runs now; AssertionError when there is none."""
+        children = Path(f"/proc/{self.running.pid}/task/{self.running.pid}/children").read_text().split()
+        for child in map(int, children):
+            with contextlib.suppress(OSError):
+                if b"--initial-cluster-state" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return child
+        raise AssertionError(f"{self.name} has no etcd process")
+
+    def kill_etcd(self) -> int:
+        """SIGKILL the member; returns its pid."""
+        pid = self.etcd_pid()
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def stop(self) -> None:
+        """End everything of this host."""
+        for program in (self.exporter, self.service):
+            if program is not None:
+                program.stop()
+
+
+def clustercli(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run clustercli and return its outcome."""
+    command = [sys.executable, "-m", "clustercli.main", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=python_environment(),
+        cwd=ROOT,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def cli_json(host: ClusterHost, *arguments: str) -> dict[str, Any]:
+    """Run clustercli against a host; its JSON answer. AssertionError when it fails."""
+    outcome = clustercli("--host", host.api, "--output", "json", *arguments)
+    assert outcome.returncode == 0, f"{arguments}: {outcome.stderr}\n{host.running.tail()}"
+    return dict(json.loads(outcome.stdout))
+
+
+def cards_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cards of a get_cluster document by serial."""
+    return {card["xdp_serial"]: card for host in document["hosts"] for card in host["cards"]}
+
+
+@contextlib.contextmanager
+def cluster_hosts(
+    directory: Path, net: LoopbackNet, count: int, **settings: str
+) -> Iterator[list[ClusterHost]]:
+    """`count` started services that are in no cluster yet; host n has the card xdp<n>."""
+    hosts = [ClusterHost(f"host-{n}", net.host(n), directory / f"host-{n}") for n in range(1, count + 1)]
+    try:
+        for number, host in enumerate(hosts, start=1):
+            host.set_cards(card(number))
+            host.configure(**settings)
+            host.start()
+        yield hosts
+    finally:
+        for host in hosts:
+            host.stop()
+
+
+def join_all(hosts: list[ClusterHost]) -> None:
+    """Make one cluster of the hosts and wait until the expected voters are there."""
+    cli_json(hosts[0], "create_cluster", "--name", "kv-cache")
+    for host in hosts[1:]:
+        cli_json(host, "add_node", "-n", hosts[0].api)
+    voters = len(hosts) if len(hosts) % 2 else len(hosts) - 1
+    wait_voters(hosts[0], voters)
+
+
+def wait_voters(host: ClusterHost, voters: int, seconds: float = 30.0) -> dict[str, Any]:
+    """Until the cluster has this many voters and no member that never started; returns get_members' document."""
+
+    def settled() -> dict[str, Any] | None:
+        outcome = clustercli("--host", host.api, "--output", "json", "get_members")
+        if outcome.returncode != 0:
+            return None
+        document = dict(json.loads(outcome.stdout))
+        members = document["members"]
+        right = sum(not member["learner"] for member in members) == voters
+        return document if right and all(member["started"] for member in members) else None
+
+    return wait_until(settled, f"{voters} voters", seconds, every=0.1)
+
+
+def _fast_etcd(directory: Path) -> Path:
+    """A program that runs etcd without fsync: no test loses power, and a slow disk must not decide elections."""
+    wrapper = directory / "etcd-fast"
+    wrapper.write_text(f'#!/bin/sh\nexec {find_etcd().path} --unsafe-no-fsync "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
