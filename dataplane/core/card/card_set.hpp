@@ -13,6 +13,7 @@
 
 #include "base/reactor.hpp"
 #include "card/io.hpp"
+#include "fabric/queue_pair.hpp"
 
 namespace akv::card {
 
@@ -77,16 +78,18 @@ class CardSet {
 
   // Makes `cards` the set. A card of an unchanged spec is not touched; one whose paths changed keeps its
   // connection when that path is still listed; one whose NQN or UUID changed is taken out and put in anew.
-  // Returns before anything is connected. Throws std::invalid_argument on a spec that can't be used (empty or
-  // doubled serial, no path, bad address), with nothing changed.
+  // Returns before anything is connected; a card whose paths can't be used (none, a bad address, another
+  // transport) stays in the set and says so in last_error. Throws std::invalid_argument, with nothing
+  // changed, on an empty, overlong or doubled serial or NQN.
   virtual void apply(const std::vector<CardSpec>& cards) = 0;
 
-  // The worker's own queue of this card, or null when the card is not in the set or the card grants it no
-  // queue. Good until the worker's reactor runs its next event: ask again each time, it costs one lookup.
+  // The worker's own queue of this card, or null when the card is not in the set. Good until the worker's
+  // reactor runs its next event: ask again each time, it costs one lookup.
   [[nodiscard]] virtual IoQueue* queue(std::size_t worker, std::string_view serial) noexcept = 0;
 
-  // The worker that serves this card for `worker`: itself when it has a queue, else one that has; nothing
-  // when the card is not in the set or no queue is connected.
+  // The worker that serves this card for `worker`: itself when its queue is connected, else one whose queue
+  // is (a card may grant fewer queues than there are workers); nothing when the card is not in the set or not
+  // live.
   [[nodiscard]] virtual std::optional<std::size_t> serving_worker(std::size_t worker,
                                                                   std::string_view serial) noexcept = 0;
 
@@ -97,11 +100,7 @@ class CardSet {
   [[nodiscard]] virtual bool stop(std::chrono::milliseconds deadline) = 0;
 };
 
-enum class DigestPolicy : std::uint8_t {
-  off,      // not asked for
-  prefer,   // asked for, used when the target agrees
-  require,  // the target must agree
-};
+using fabric::DigestPolicy;
 
 struct NvmeCardConfig {
   std::string host_nqn;                             // at most 223 bytes
@@ -112,7 +111,7 @@ struct NvmeCardConfig {
   std::chrono::milliseconds keep_alive{5000};  // KATO; sent at half of it, lost when unanswered for all of it
   std::chrono::milliseconds backoff_first{100};
   std::chrono::milliseconds backoff_cap{5000};
-  std::uint32_t queue_depth{128};               // commands a worker and card, 2..1024
+  std::uint32_t queue_depth{128};               // commands a worker and card, 1..1023
   std::uint64_t max_inflight_bytes{4U << 20U};  // payload a worker and card on the wire; more waits in line
   DigestPolicy header_digest{DigestPolicy::off};
   DigestPolicy data_digest{DigestPolicy::off};

@@ -1,5 +1,4 @@
 // Backend kv-memory: cards as maps in this process.
-#include <condition_variable>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -9,6 +8,7 @@
 #include "base/bytes.hpp"
 #include "card/card_set.hpp"
 #include "card/counters.hpp"
+#include "card/outstanding.hpp"
 #include "card/registry.hpp"
 #include "card/spec.hpp"
 
@@ -190,28 +190,6 @@ struct MemoryCard {
   std::vector<std::unique_ptr<MemoryQueue>> queues;
 };
 
-// Counts tasks that were posted to workers and have not run.
-class Outstanding {
- public:
-  void add() {
-    const std::lock_guard lock(mutex_);
-    ++count_;
-  }
-  void done() {
-    const std::lock_guard lock(mutex_);
-    if (--count_ == 0) none_.notify_all();
-  }
-  [[nodiscard]] bool wait_for_none(std::chrono::milliseconds deadline) {
-    std::unique_lock lock(mutex_);
-    return none_.wait_for(lock, deadline, [this] { return count_ == 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable none_;
-  std::size_t count_{0};
-};
-
 class MemoryCardSet final : public CardSet {
  public:
   MemoryCardSet(std::vector<Reactor*> workers, MemoryCardConfig config)
@@ -219,7 +197,7 @@ class MemoryCardSet final : public CardSet {
         config_(config),
         registry_(std::make_shared<Registry<MemoryCard>>(workers_.size())),
         closing_(std::make_shared<Outstanding>()) {}
-  ~MemoryCardSet() override { [[maybe_unused]] const bool clean = stop(std::chrono::seconds(5)); }
+  ~MemoryCardSet() override { stop_at_destruction(*this); }
 
   void apply(const std::vector<CardSpec>& cards) override {
     check_specs(cards);

@@ -10,12 +10,16 @@
 #include <vector>
 
 #include "base/reactor.hpp"
+#include "card/card_set.hpp"
 
 namespace akv::card {
 
 // Posts from a control thread that may wait: tries again until the mailbox takes the task, for five seconds.
 // Throws std::runtime_error after that: the worker's loop stands still.
 void post_patiently(Reactor& reactor, const std::function<void()>& task);
+
+// For destructors: stops within five seconds, or logs that it could not.
+void stop_at_destruction(CardSet& set) noexcept;
 
 // Card objects by serial, one table for each worker, touched on that worker's thread alone. Shared by pointer
 // with the posted tasks, so it outlives a set that is destroyed while tasks wait.

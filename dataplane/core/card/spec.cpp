@@ -15,7 +15,6 @@ void check_spec(const CardSpec& card) {
   };
   if (card.serial.empty() || card.serial.size() > kMaxSerial) refuse("the serial must have 1 to 20 bytes");
   if (card.nqn.empty() || card.nqn.size() > kMaxNqn) refuse("the NQN must have 1 to 223 bytes");
-  if (card.paths.empty()) refuse("no path is listed");
 }
 
 }  // namespace

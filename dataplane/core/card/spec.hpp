@@ -8,8 +8,9 @@
 
 namespace akv::card {
 
-// Throws std::invalid_argument that names the card and what is wrong: an empty or doubled serial, an NQN that
-// is empty or over 223 bytes, no path. Addresses are checked by the transport.
+// Throws std::invalid_argument that names the card and what is wrong: a serial that is not 1 to 20 bytes or
+// is listed twice, an NQN that is not 1 to 223 bytes. Paths are not judged here: a card without a usable one
+// is shown as such and disturbs no other card.
 void check_specs(const std::vector<CardSpec>& cards);
 
 }  // namespace akv::card

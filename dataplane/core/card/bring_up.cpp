@@ -1,0 +1,259 @@
+#include "card/bring_up.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "card/uuid.hpp"
+#include "nvme/kv.hpp"
+#include "nvme/registers.hpp"
+#include "nvme/status.hpp"
+
+namespace akv::card {
+namespace {
+
+using nvme::Cns;
+
+nvme::Sqe identify(Cns cns, std::uint32_t nsid, std::uint8_t csi) {
+  return nvme::make_identify(static_cast<std::uint8_t>(cns), nsid, csi);
+}
+
+// CSI and UUID from a list of namespace descriptors.
+struct Descriptors {
+  std::optional<std::uint8_t> csi;
+  std::optional<nvme::Uuid> uuid;
+};
+
+Descriptors parse_descriptors(std::span<const std::byte> list) {
+  Descriptors found;
+  while (list.size() >= nvme::kDescriptorHeaderBytes) {
+    const auto type = static_cast<nvme::IdentifierType>(list[0]);
+    const auto length = std::to_integer<std::size_t>(list[1]);
+    list = list.subspan(nvme::kDescriptorHeaderBytes);
+    if (length == 0 || length > list.size()) break;
+    if (type == nvme::IdentifierType::csi) found.csi = std::to_integer<std::uint8_t>(list[0]);
+    if (type == nvme::IdentifierType::uuid && length == sizeof(nvme::Uuid)) {
+      found.uuid.emplace();
+      std::memcpy(found.uuid->data(), list.data(), length);
+    }
+    list = list.subspan(length);
+  }
+  return found;
+}
+
+}  // namespace
+
+nvme::ConnectData make_connect_data(const Identity& identity, std::uint16_t cntlid) {
+  nvme::ConnectData data;
+  data.hostid = identity.host_id;
+  data.cntlid = cntlid;
+  // Both lengths were checked where they came in.
+  [[maybe_unused]] const bool fits =
+      nvme::set_nqn(data.subnqn, identity.subsystem_nqn) && nvme::set_nqn(data.hostnqn, identity.host_nqn);
+  return data;
+}
+
+BringUp::BringUp(Identity identity, std::uint32_t keep_alive_ms, std::uint32_t queue_depth,
+                 std::uint16_t queues)
+    : identity_(std::move(identity)),
+      keep_alive_ms_(keep_alive_ms),
+      wanted_depth_(queue_depth),
+      wanted_queues_(queues) {}
+
+bool BringUp::answers_with_data() const noexcept {
+  return step_ >= Step::controller && step_ <= Step::kv_namespace;
+}
+
+fabric::Command BringUp::command() {
+  fabric::Command command;
+  const std::uint32_t nsid = namespaces_.nsid[namespace_index_];
+  switch (step_) {
+    case Step::connect:
+      command.sqe = nvme::make_connect({.qid = 0, .sqsize = kAdminDepth, .kato_ms = keep_alive_ms_});
+      nvme::write_wire(std::span(buffer_), make_connect_data(identity_, nvme::kDynamicController));
+      command.direction = fabric::Direction::to_target;
+      command.must_be_in_capsule = true;
+      break;
+    case Step::capabilities:
+      command.sqe = nvme::make_property_get(nvme::Property::cap);
+      break;
+    case Step::enable:
+      command.sqe = nvme::make_property_set(
+          nvme::Property::cc, nvme::Cc::kEnable | nvme::Cc::kCssAllCommandSets | nvme::Cc::kEntrySizes);
+      break;
+    case Step::ready:
+      command.sqe = nvme::make_property_get(nvme::Property::csts);
+      break;
+    case Step::controller:
+      command.sqe = identify(Cns::controller, 0, 0);
+      break;
+    case Step::namespaces:
+      command.sqe = identify(Cns::active_namespaces_command_set, 0, nvme::kCsiKeyValue);
+      break;
+    case Step::descriptors:
+      command.sqe = identify(Cns::namespace_descriptors, nsid, 0);
+      break;
+    case Step::kv_namespace:
+      command.sqe = identify(Cns::namespace_command_set, nsid, nvme::kCsiKeyValue);
+      break;
+    case Step::queues:
+    case Step::done:
+      command.sqe = nvme::make_set_queues(wanted_queues_);
+      break;
+  }
+  if (answers_with_data()) {
+    command.direction = fabric::Direction::from_target;
+    buffer_.fill(std::byte{0});
+  }
+  vector_[0] = {buffer_.data(), step_ == Step::connect ? sizeof(nvme::ConnectData) : buffer_.size()};
+  if (command.direction != fabric::Direction::none) command.data = vector_;
+  return command;
+}
+
+BringUp::Next BringUp::on_response(const fabric::Response& response) {
+  const nvme::Status status = response.cqe.status();
+  if (status != nvme::kSuccess) return on_status(status);
+  if (answers_with_data() && response.received != nvme::kIdentifyBytes) {
+    return fail(CardState::backoff,
+                "Identify was answered with " + std::to_string(response.received) + " bytes");
+  }
+  switch (step_) {
+    case Step::connect:
+      return on_connect(response);
+    case Step::capabilities:
+      return on_capabilities(response.cqe);
+    case Step::enable:
+      return go(Step::ready);
+    case Step::ready:
+      return on_ready(response.cqe);
+    case Step::controller:
+      return on_controller();
+    case Step::namespaces:
+      return on_namespaces();
+    case Step::descriptors:
+      return on_descriptors();
+    case Step::kv_namespace:
+      return on_kv_namespace();
+    case Step::queues:
+      return on_queues(response.cqe);
+    case Step::done:
+      break;
+  }
+  return Next::done;
+}
+
+BringUp::Next BringUp::go(Step step) noexcept {
+  step_ = step;
+  return step == Step::done ? Next::done : Next::send;
+}
+
+BringUp::Next BringUp::fail(CardState state, std::string reason) {
+  failure_ = state;
+  reason_ = std::move(reason);
+  return Next::failed;
+}
+
+// What a refused command means for the card.
+BringUp::Next BringUp::on_status(nvme::Status status) {
+  const std::string told = nvme::describe_status(status);
+  switch (step_) {
+    case Step::connect:
+      return fail(CardState::backoff, "Connect to " + identity_.subsystem_nqn + " was refused: " + told);
+    case Step::namespaces:
+      return fail(CardState::no_kv_namespace, "the controller lists no KV namespaces: " + told);
+    case Step::descriptors:
+    case Step::kv_namespace:
+      return try_next_namespace();
+    case Step::queues:
+      return fail(CardState::too_few_queues, "Set Features (Number of Queues) was refused: " + told);
+    default:
+      return fail(CardState::backoff, "the controller can't be brought up: " + told);
+  }
+}
+
+BringUp::Next BringUp::on_connect(const fabric::Response& response) {
+  const auto result = nvme::parse_connect_result(response.cqe.dw0);
+  if (result.authentication) {
+    return fail(CardState::backoff, "the subsystem demands authentication, which is not configured");
+  }
+  facts_.cntlid = result.cntlid;
+  return go(Step::capabilities);
+}
+
+BringUp::Next BringUp::on_capabilities(const nvme::Cqe& cqe) {
+  const nvme::Cap cap{cqe.result64()};
+  if (!cap.io_command_sets()) {
+    return fail(CardState::no_kv_namespace, "the controller has no I/O command sets beside NVM (CAP.CSS)");
+  }
+  page_bytes_ = cap.min_page_bytes();
+  // A queue of n + 1 entries takes n commands, and MQES is 0's based.
+  facts_.queue_depth = std::min<std::uint32_t>(wanted_depth_, std::max<std::uint32_t>(cap.mqes(), 1));
+  return go(Step::enable);
+}
+
+BringUp::Next BringUp::on_ready(const nvme::Cqe& cqe) {
+  const nvme::Csts status{cqe.dw0};
+  if (status.fatal()) return fail(CardState::backoff, "the controller reports a fatal status (CSTS.CFS)");
+  return status.ready() ? go(Step::controller) : Next::wait_and_send;
+}
+
+BringUp::Next BringUp::on_controller() {
+  const auto id = nvme::read_wire<nvme::IdentifyController>(std::span<const std::byte>(buffer_));
+  const auto serial = nvme::trimmed(id.sn);
+  if (serial != identity_.serial) {
+    return fail(CardState::wrong_serial, "serial \"" + std::string(serial) + "\" answers instead");
+  }
+  facts_.in_capsule_bytes = id.icdoff == 0 ? nvme::in_capsule_bytes(id) : 0;
+  if (id.maxcmd > 0) facts_.queue_depth = std::min<std::uint32_t>(facts_.queue_depth, id.maxcmd);
+  constexpr unsigned kNoLimit = 32;  // 2^20 pages and more are beyond any 32-bit length
+  const unsigned shift = id.mdts == 0 ? kNoLimit : std::min<unsigned>(id.mdts, kNoLimit);
+  transfer_limit_ = std::uint64_t{page_bytes_} << shift;
+  return go(Step::namespaces);
+}
+
+BringUp::Next BringUp::on_namespaces() {
+  namespaces_ = nvme::read_wire<nvme::NamespaceList>(std::span<const std::byte>(buffer_));
+  namespace_index_ = 0;
+  if (namespaces_.nsid[0] == 0) return fail(CardState::no_kv_namespace, "the subsystem has no KV namespace");
+  return go(Step::descriptors);
+}
+
+BringUp::Next BringUp::try_next_namespace() {
+  constexpr std::size_t kTries = 64;  // bounds what a strange list can cost
+  ++namespace_index_;
+  if (namespace_index_ < kTries && namespaces_.nsid[namespace_index_] != 0) return go(Step::descriptors);
+  if (!identity_.namespace_uuid) {
+    return fail(CardState::no_kv_namespace, "no namespace of the subsystem can be used as a KV namespace");
+  }
+  return fail(CardState::no_kv_namespace, "no KV namespace has UUID " +
+                                              format_uuid(*identity_.namespace_uuid) +
+                                              (seen_uuids_.empty() ? "" : "; seen:" + seen_uuids_));
+}
+
+BringUp::Next BringUp::on_descriptors() {
+  const Descriptors found = parse_descriptors(buffer_);
+  if (found.csi != nvme::kCsiKeyValue) return try_next_namespace();
+  if (identity_.namespace_uuid && found.uuid != identity_.namespace_uuid) {
+    if (found.uuid && seen_uuids_.size() < 256) seen_uuids_ += " " + format_uuid(*found.uuid);
+    return try_next_namespace();
+  }
+  return go(Step::kv_namespace);
+}
+
+BringUp::Next BringUp::on_kv_namespace() {
+  const auto id = nvme::read_wire<nvme::IdentifyKvNamespace>(std::span<const std::byte>(buffer_));
+  const nvme::KvFormat format = id.format();
+  if (format.key_max_bytes < nvme::kKvKeyMaxBytes || format.value_max_bytes == 0) return try_next_namespace();
+  facts_.nsid = namespaces_.nsid[namespace_index_];
+  facts_.max_value_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(format.value_max_bytes, transfer_limit_));
+  return go(Step::queues);
+}
+
+BringUp::Next BringUp::on_queues(const nvme::Cqe& cqe) {
+  facts_.queues = std::min(nvme::granted_queues(cqe.dw0), wanted_queues_);
+  return go(Step::done);
+}
+
+}  // namespace akv::card

@@ -1,0 +1,80 @@
+// The commands of one NVMe/TCP queue pair that are outstanding, by command id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "fabric/iovec_list.hpp"
+#include "fabric/queue_pair.hpp"
+#include "fabric/tcp_sender.hpp"
+
+namespace akv::fabric {
+
+// One outstanding command. Data moves in order in both directions, as the transport demands, so counters
+// tell all there is to know.
+struct CommandSlot {
+  bool active{false};
+  std::uint16_t cid{0};
+  std::uint32_t tag{0};
+  Direction direction{Direction::none};
+  IovecList data;
+  bool in_capsule{false};
+  bool capsule_sent{false};
+  bool queued{false};      // `out` is in the sender's line
+  bool data_ended{false};  // C2HData with LAST came
+  bool held{false};        // the response came while `out` was in line
+  std::uint32_t received{0};
+  std::uint32_t granted{0};  // bytes that R2Ts asked for so far
+  std::uint32_t pushed{0};   // of these, bytes put into H2CData PDUs
+  std::uint16_t ttag{0};
+  Response response{};
+  OutgoingPdu out{};
+};
+
+// A command id is an index below 1,024 and a 6-bit generation, so that a late or invented id of a slot's
+// former command is told from its present one. At most 1,023 slots: command id 0xFFFF is not to be used.
+class SlotTable {
+ public:
+  static constexpr std::uint32_t kMaxSlots = 1024;
+
+  explicit SlotTable(std::uint32_t slots) : slots_(slots) {
+    for (std::uint32_t i = slots; i > 0; --i) {
+      free_.push_back(i - 1);
+      slots_[i - 1].out.owner = i - 1;
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  [[nodiscard]] bool full() const noexcept { return free_.empty(); }
+  [[nodiscard]] CommandSlot& operator[](std::uint32_t index) noexcept { return slots_[index]; }
+
+  // A slot as of a new command; not to be called when full.
+  [[nodiscard]] CommandSlot& take() noexcept {
+    CommandSlot& slot = slots_[free_.back()];
+    free_.pop_back();
+    slot.active = true;
+    slot.cid = static_cast<std::uint16_t>(((slot.cid + kMaxSlots) & ~(kMaxSlots - 1)) | slot.out.owner);
+    slot.direction = Direction::none;
+    slot.in_capsule = slot.capsule_sent = slot.queued = slot.data_ended = slot.held = false;
+    slot.received = slot.granted = slot.pushed = 0;
+    return slot;
+  }
+  void release(CommandSlot& slot) noexcept {
+    slot.active = false;
+    slot.data.clear();
+    free_.push_back(slot.out.owner);
+  }
+  // Null when no outstanding command has this id.
+  [[nodiscard]] CommandSlot* find(std::uint16_t cid) noexcept {
+    const std::uint32_t index = cid & (kMaxSlots - 1);
+    if (index >= slots_.size() || !slots_[index].active || slots_[index].cid != cid) return nullptr;
+    return &slots_[index];
+  }
+
+ private:
+  std::vector<CommandSlot> slots_;
+  std::vector<std::uint32_t> free_;
+};
+
+}  // namespace akv::fabric
