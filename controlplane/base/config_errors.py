@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Collection, Mapping
 
 from pydantic import ValidationError
@@ -13,6 +14,10 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _TIME = re.compile(r"(\d+)\s*(ms|s|m)", re.IGNORECASE | re.ASCII)
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000}
+# Bounded in depth too: aliases in YAML can nest a short text into an endless value.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 2
 _NOT_A_NUMBER = frozenset({"int_type", "int_parsing", "int_from_float"})
 _REASONS = {
     "bool_type": "is not true or false; write true or false without quotes",
@@ -32,7 +37,7 @@ class ConfigError(Exception):
     """A configuration that can't be used. `problems`: one line each, with file, key, value and remedy."""
 
     def __init__(self, origin: str, problems: Collection[str]) -> None:
-        self.problems = tuple(f"{origin}: {problem}" for problem in problems)
+        self.problems = tuple(f"{origin}: {' '.join(problem.split())}" for problem in problems)
         super().__init__("\n".join(self.problems))
 
 
@@ -67,8 +72,7 @@ def _shown(value: object) -> str:
         return "true" if value else "false"
     if value is None:
         return "(no value)"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _SHORT.repr(value)
 
 
 def _suggest(key: str, keys: Collection[str], misplaced: Mapping[str, str]) -> str:

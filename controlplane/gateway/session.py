@@ -68,7 +68,9 @@ class EtcdSession:
         backoff = Backoff(1.0, 30.0)
         while True:
             try:
-                async with Watch(self._client, (schema.CLUSTER, schema.TARGETS), start_revision) as items:
+                async with Watch(
+                    self._client, (schema.CLUSTER_PREFIX, schema.TARGETS_PREFIX), start_revision
+                ) as items:
                     async for _ in items:
                         self._wake.set()
             except StoreError as error:

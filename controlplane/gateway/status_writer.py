@@ -83,7 +83,7 @@ async def serve_metrics(address: HostPort, writer: StatusWriter) -> web.AppRunne
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         await web.TCPSite(runner, address.host, address.port).start()

@@ -1,0 +1,124 @@
+"""gRPC servers around the control process: a host that names members, a dataplane that records plans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from akv.v1 import cluster_pb2, cluster_pb2_grpc, dataplane_pb2, dataplane_pb2_grpc, plan_pb2
+
+from tests.support.procs import wait_until
+
+
+class ClusterHost(cluster_pb2_grpc.ClusterServiceServicer):
+    """Answers GetMembers with what the test sets."""
+
+    def __init__(self, address: str, uuid: str, endpoints: Sequence[str]) -> None:
+        self.address = address
+        self.uuid = uuid
+        self.endpoints = list(endpoints)
+        self.asked = 0
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"{address}:0")
+        self._server.start()
+
+    @property
+    def entry(self) -> str:
+        """As in cluster_hostname."""
+        return f"{self.address}:{self.port}"
+
+    def GetMembers(
+        self, request: cluster_pb2.GetMembersRequest, context: grpc.ServicerContext
+    ) -> cluster_pb2.GetMembersResponse:
+        self.asked += 1
+        members = [
+            cluster_pb2.Member(host="h", client_urls=[f"http://{endpoint}"], started=True)
+            for endpoint in self.endpoints
+        ]
+        return cluster_pb2.GetMembersResponse(cluster_uuid=self.uuid, cluster_name="test", members=members)
+
+    def stop(self) -> None:
+        self._server.stop(None).wait(5)
+
+
+class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
+    """Serves DataplaneService by its rules, and keeps every plan that it took.
+
+    The subject of these tests is the control process; a card counts as active as soon as its slot routes.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.applied: list[plan_pb2.Plan] = []
+        self.refuse: str | None = None
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._server: grpc.Server | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start, as a process would: with no plan."""
+        self.plan: plan_pb2.Plan | None = None
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        dataplane_pb2_grpc.add_DataplaneServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait(5)
+            self._server = None
+
+    def wait_plan(
+        self, wanted: Callable[[plan_pb2.Plan], bool], what: str, seconds: float = 15.0
+    ) -> plan_pb2.Plan:
+        """The plan that is served, once `wanted` holds for it."""
+        return wait_until(
+            lambda: self.plan if self.plan is not None and wanted(self.plan) else None, what, seconds
+        )
+
+    def ApplyPlan(
+        self, request: dataplane_pb2.ApplyPlanRequest, context: grpc.ServicerContext
+    ) -> dataplane_pb2.ApplyPlanResponse:
+        with self._lock:
+            if self.refuse is not None:
+                self.refused += 1
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refuse)
+            served = self.plan
+            if served is not None and served.cluster_uuid != request.plan.cluster_uuid:
+                if not request.allow_cluster_change:
+                    context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a plan of another cluster")
+            elif served is not None and served.sequence >= request.plan.sequence:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "an older plan")
+            self.plan = request.plan
+            self.applied.append(request.plan)
+            return dataplane_pb2.ApplyPlanResponse(changed=True)
+
+    def GetPlan(
+        self, request: dataplane_pb2.GetPlanRequest, context: grpc.ServicerContext
+    ) -> dataplane_pb2.GetPlanResponse:
+        return dataplane_pb2.GetPlanResponse(plan=self.plan)
+
+    def GetStatus(
+        self, request: dataplane_pb2.GetStatusRequest, context: grpc.ServicerContext
+    ) -> dataplane_pb2.GetStatusResponse:
+        slots = self.plan.slots if self.plan is not None else []
+        cards = [
+            dataplane_pb2.CardStatus(
+                serial=slot.card.serial,
+                slot=slot.slot,
+                state="live" if slot.routable else "stopped",
+                active=slot.routable,
+            )
+            for slot in slots
+        ]
+        return dataplane_pb2.GetStatusResponse(cards=cards, counters={"gets": 7}, backend="recording")
+
+
+def serials(plan: plan_pb2.Plan, *, routable: bool = True) -> set[str]:
+    """Serials of the slots that route (or of those that don't)."""
+    return {slot.card.serial for slot in plan.slots if slot.routable is routable}
