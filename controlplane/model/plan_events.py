@@ -60,7 +60,7 @@ def _card_events(old: PlannedCard, new: PlannedCard) -> list[Event]:
         return [Event("Cluster card in service", fields={**fields, "was": old.reason})]
     if not new.routable and new.reason != old.reason:
         return [Event("Cluster card out of service", "warning", {**fields, "reason": new.reason})]
-    if new.routable and new.paths != old.paths:
+    if new.routable and (new.paths, new.uuid) != (old.paths, old.uuid):
         paths = [f"{path.transport} {path.traddr} {path.trsvcid}" for path in new.paths]
-        return [Event("Cluster card has other paths", fields={**fields, "paths": paths})]
+        return [Event("Cluster card has other paths", fields={**fields, "paths": paths, "uuid": new.uuid})]
     return []

@@ -15,10 +15,14 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """Where the gateway has a card now. A restarted gateway knows the paths alone."""
+    """Where the gateway has a card now. A restarted gateway does not know the place.
+
+    `uuid` is the namespace's as its host reported it last; some targets make a new one at each start.
+    """
 
     place: Place | None = None
     paths: tuple[CardPath, ...] = ()
+    uuid: str = ""
 
     def is_at(self, record: CardRecord) -> bool:
         """Whether `record` is the one in use."""

@@ -76,7 +76,8 @@ class GatewayView:
         # A card of the plan took part, so it is among the lowest join_seq until the registry says its own.
         self._registry.seed(RegistryEntry(card.serial, card.nqn, card.uuid, 0) for card in plan.cards)
         self._cards = {
-            card.serial: _Card(_state_of(card.reason), InUse(None, card.paths)) for card in plan.cards
+            card.serial: _Card(_state_of(card.reason), InUse(None, card.paths, card.uuid))
+            for card in plan.cards
         }
 
     def failed(self, why: str, now: float) -> Decision:
@@ -139,8 +140,9 @@ class GatewayView:
             state = first_state(found.sighting)
         else:
             state = next_state(known.state, found.sighting, counts, self._limits)
-        if found.record is not None and found.record.paths:
-            in_use = InUse((found.record.host, found.record.device), found.record.paths)
+        record = found.record
+        if record is not None and record.paths:
+            in_use = InUse((record.host, record.device), record.paths, record.uuid)
         return _Card(state, in_use), found.problems
 
     def _problem_events(self, problems: tuple[str, ...]) -> list[Event]:
@@ -162,7 +164,8 @@ def _planned(slot: int, entry: RegistryEntry, card: _Card) -> PlannedCard:
     """A sick card keeps its connection; an absent one, or one of a disabled host, is disconnected."""
     reason = card.state.reason
     paths = card.in_use.paths if card.state.present and card.state.enabled else ()
-    return PlannedCard(slot, entry.serial, entry.nqn, entry.uuid, paths, not reason, reason)
+    uuid = card.in_use.uuid if card.in_use.paths else entry.uuid
+    return PlannedCard(slot, entry.serial, entry.nqn, uuid, paths, not reason, reason)
 
 
 def _state_of(reason: str) -> CardState:

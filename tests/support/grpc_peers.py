@@ -35,6 +35,10 @@ class ClusterHost(cluster_pb2_grpc.ClusterServiceServicer):
         self, request: cluster_pb2.GetMembersRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.GetMembersResponse:
         self.asked += 1
+        return self.answer()
+
+    def answer(self) -> cluster_pb2.GetMembersResponse:
+        """The members that this host names."""
         members = [
             cluster_pb2.Member(host="h", client_urls=[f"http://{endpoint}"], started=True)
             for endpoint in self.endpoints
@@ -56,6 +60,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
         self.applied: list[plan_pb2.Plan] = []
         self.refuse: str | None = None
         self.refused = 0
+        self.refused_changes = 0
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
         self.start()
@@ -91,6 +96,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
             served = self.plan
             if served is not None and served.cluster_uuid != request.plan.cluster_uuid:
                 if not request.allow_cluster_change:
+                    self.refused_changes += 1
                     context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a plan of another cluster")
             elif served is not None and served.sequence >= request.plan.sequence:
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, "an older plan")

@@ -183,6 +183,16 @@ def test_a_new_device_name_and_port_are_followed_at_once() -> None:
     assert len(world.plan.routable) == 2
 
 
+def test_a_namespace_with_a_new_uuid_is_taken_as_its_host_reports_it() -> None:
+    """Some targets make a new one at each start; the registry keeps that of the first sight."""
+    world = World.of(1)
+    world.poll()
+    reborn = replace(world.cards[0].record(), uuid="new")
+    world.early_read(cards=(reborn,))
+    assert world.planned(world.cards[0]).uuid == "new"
+    assert world.plan.routable
+
+
 def test_health_of_another_serial_is_ignored() -> None:
     world = World.of(1)
     world.poll()

@@ -1,0 +1,270 @@
+"""The control process' parts without a process: messages, status text, state directory, members, pusher."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from akv.v1 import cluster_pb2, dataplane_pb2, plan_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.base.addresses import HostPort
+from controlplane.base.backoff import Backoff
+from controlplane.gateway.dataplane import DataplaneClient
+from controlplane.gateway.members import MembersError, MemberSource, ask_members
+from controlplane.gateway.messages import PlanError, plan_from_message, plan_to_message
+from controlplane.gateway.pusher import PlanPusher
+from controlplane.gateway.state import StateDir, StateError, write_atomically
+from controlplane.gateway.status import Picture, render
+from controlplane.model.cards import CardPath
+from controlplane.model.plan import GatewayPlan, PlannedCard
+from tests.support.addresses import LoopbackNet, free_port
+from tests.support.grpc_peers import ClusterHost, RecordingDataplane
+from tests.support.procs import wait_until
+
+UUID = "8a7c1c1e-5a38-4cbd-8a70-000000000001"
+ETCD = "127.0.0.1:2379"
+
+paths = st.lists(
+    st.builds(
+        CardPath, st.sampled_from(["tcp", "rdma"]), st.sampled_from(["127.0.0.1", "::1"]), st.just("4420")
+    ),
+    max_size=2,
+).map(tuple)
+plans = st.lists(
+    st.builds(
+        PlannedCard, st.integers(0, 7), st.text(max_size=20), st.text(), st.text(), paths, st.booleans()
+    ),
+    max_size=8,
+    unique_by=lambda card: card.slot,
+).map(lambda cards: GatewayPlan(UUID, 128, tuple(cards)))
+
+
+def a_plan(*serials: str, cluster: str = UUID) -> GatewayPlan:
+    cards = (PlannedCard(slot, serial, f"nqn.{serial}", "", (), True) for slot, serial in enumerate(serials))
+    return GatewayPlan(cluster, 128, tuple(cards))
+
+
+@given(plans, st.integers(1, 2**64 - 1))
+def test_a_plan_survives_its_message(plan: GatewayPlan, sequence: int) -> None:
+    message = plan_pb2.Plan.FromString(plan_to_message(plan, sequence).SerializeToString())
+    assert plan_from_message(message) == plan
+    assert (message.sequence, message.fingerprint) == (sequence, plan.fingerprint)
+
+
+def test_a_plan_with_an_unknown_transport_is_refused() -> None:
+    message = plan_to_message(a_plan("a"), 1)
+    message.slots[0].card.paths.add(transport="carrier pigeon")
+    with pytest.raises(PlanError, match="carrier pigeon"):
+        plan_from_message(message)
+
+
+def picture(**changes: Any) -> Picture:
+    values: dict[str, Any] = {
+        "plan": a_plan("L0P0", 'odd"\\\n'),
+        "cluster_mode": True,
+        "stale": False,
+        "last_answer": 1_700_000_000.25,
+        "slots_moved": 2,
+        "cards_without_slot": 1,
+        "problems": 3,
+        "plan_in_sync": True,
+        "dataplane": dataplane_pb2.GetStatusResponse(
+            cards=[dataplane_pb2.CardStatus(serial="L0P0", state="live", active=True, timeouts=4)],
+            counters={"misses": 9},
+        ),
+        "written": 1_700_000_001.0,
+    }
+    return Picture(**{**values, **changes})
+
+
+def test_the_status_text_counts_what_is_really_used() -> None:
+    lines = render(picture()).splitlines()
+    assert "xkv_gateway_storage_groups_active 1" in lines
+    assert 'xkv_gateway_storage_group_active{group="L0P0"} 1' in lines
+    assert 'xkv_gateway_storage_group_active{group="odd\\"\\\\\\n"} 0' in lines
+    assert "xkv_gateway_cluster_slots_moved 2" in lines
+    assert 'xkv_gateway_storage_group_timeouts_total{group="L0P0"} 4' in lines
+    assert 'xkv_gateway_dataplane_counter_total{name="misses"} 9' in lines
+    assert "xkv_gateway_cluster_last_answer_timestamp_seconds 1700000000.25" in lines
+
+
+def test_what_is_not_known_is_not_in_the_status_text() -> None:
+    text = render(picture(plan=None, dataplane=None, last_answer=None))
+    assert "storage_group" not in text
+    assert "slot_plan_info" not in text
+    assert "last_answer" not in text
+    assert "xkv_gateway_dataplane_up 0" in text
+
+
+def test_each_metric_has_help_and_type_before_its_samples() -> None:
+    described: set[str] = set()
+    for line in render(picture()).splitlines():
+        if line.startswith("# TYPE "):
+            described.add(line.split()[2])
+        elif not line.startswith("#"):
+            assert line.partition("{")[0].partition(" ")[0] in described
+
+
+def test_the_pin_is_private_and_replaced_in_whole(tmp_path: Path) -> None:
+    with StateDir(tmp_path / "state") as state:
+        assert state.pinned_uuid() is None
+        state.pin(UUID)
+        assert state.pinned_uuid() == UUID
+    path = tmp_path / "state" / "cluster_uuid"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["cluster_uuid", "control.lock"]
+
+
+def test_the_state_directory_is_locked_while_it_is_open(tmp_path: Path) -> None:
+    with StateDir(tmp_path), pytest.raises(StateError, match="another akv-gateway"):
+        StateDir(tmp_path)
+    with StateDir(tmp_path):
+        pass
+
+
+def test_a_leftover_of_a_killed_writer_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / ".status.prom.new").write_text("half a fi")
+    write_atomically(tmp_path / "status.prom", "whole\n", 0o644)
+    assert (tmp_path / "status.prom").read_text() == "whole\n"
+
+
+@pytest.fixture
+def member_hosts(loopback_net: LoopbackNet) -> Any:
+    hosts = [ClusterHost(loopback_net.host(number), UUID, [ETCD]) for number in (1, 2)]
+    yield hosts
+    for host in hosts:
+        host.stop()
+
+
+def address_of(host: ClusterHost) -> HostPort:
+    return HostPort(host.address, host.port)
+
+
+def ours(uuid: str) -> str | None:
+    return None if uuid == UUID else f"it belongs to cluster {uuid}"
+
+
+async def test_the_first_host_that_answers_is_asked_and_stays(
+    member_hosts: list[ClusterHost], loopback_net: LoopbackNet
+) -> None:
+    dead = HostPort(loopback_net.host(9), free_port(loopback_net.host(9)))
+    source = MemberSource([dead, *map(address_of, member_hosts)], 0.5)
+    for _ in range(3):
+        assert (await source.find(ours)).members.host == address_of(member_hosts[0])
+    assert (member_hosts[0].asked, member_hosts[1].asked) == (3, 0)
+
+
+async def test_a_host_of_another_cluster_is_told_once_and_passed_over(
+    member_hosts: list[ClusterHost],
+) -> None:
+    member_hosts[0].uuid = "other"
+    source = MemberSource(list(map(address_of, member_hosts)), 0.5)
+    found = await source.find(ours)
+    assert found.members.host == address_of(member_hosts[1])
+    assert found.refused == (f"{address_of(member_hosts[0])}: it belongs to cluster other",)
+    source.set_aside(found.members)
+    assert (await source.find(ours)).refused == ()
+
+
+async def test_when_no_host_helps_the_error_names_each(member_hosts: list[ClusterHost]) -> None:
+    member_hosts[0].uuid = "other"
+    member_hosts[1].endpoints = []
+    source = MemberSource(list(map(address_of, member_hosts)), 0.5)
+    with pytest.raises(MembersError) as caught:
+        await source.find(ours)
+    assert "belongs to cluster other" in str(caught.value)
+    assert "names no etcd member that was started" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://127.0.0.1:2379", "must begin with http://"),
+        ("http://192.0.2.1:2379", "no loopback address"),
+        ("http://127.0.0.1", "an etcd address that is none"),
+        ("http://storage-1:2379", "no loopback address"),
+    ],
+)
+async def test_members_that_must_not_be_asked_are_refused(
+    member_hosts: list[ClusterHost], monkeypatch: pytest.MonkeyPatch, url: str, why: str
+) -> None:
+    answer = cluster_pb2.GetMembersResponse(
+        cluster_uuid=UUID, members=[cluster_pb2.Member(host="h", client_urls=[url], started=True)]
+    )
+    monkeypatch.setattr(member_hosts[0], "answer", lambda: answer)
+    with pytest.raises(MembersError, match=why):
+        await ask_members(address_of(member_hosts[0]), 0.5)
+
+
+async def test_learners_and_members_that_never_started_are_left_out(
+    member_hosts: list[ClusterHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [
+        cluster_pb2.Member(host="a", client_urls=["http://127.0.0.1:1"], started=True),
+        cluster_pb2.Member(host="b", client_urls=["http://127.0.0.1:2"], started=True, learner=True),
+        cluster_pb2.Member(host="c", client_urls=["http://127.0.0.1:3"]),
+    ]
+    answer = cluster_pb2.GetMembersResponse(cluster_uuid=UUID, members=members)
+    monkeypatch.setattr(member_hosts[0], "answer", lambda: answer)
+    assert (await ask_members(address_of(member_hosts[0]), 0.5)).endpoints == ("127.0.0.1:1",)
+
+
+async def test_a_host_that_is_not_loopback_is_not_asked() -> None:
+    with pytest.raises(MembersError, match="is not a loopback address"):
+        await ask_members(HostPort("192.0.2.1", 5000), 0.5)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Any:
+    dataplane = RecordingDataplane(tmp_path / "d.sock")
+    yield dataplane
+    dataplane.stop()
+
+
+async def _pushed(pusher: PlanPusher) -> None:
+    """Run the pusher until it is in sync."""
+    task = asyncio.create_task(pusher.run())
+    try:
+        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_sequence_numbers_go_on_from_the_dataplanes(recorder: RecordingDataplane) -> None:
+    recorder.plan = plan_to_message(a_plan("a"), 41)
+    client = DataplaneClient(str(recorder.socket))
+    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    pusher.want(a_plan("a"))
+    await _pushed(pusher)
+    assert recorder.applied == []
+    pusher.want(a_plan("a", "b"))
+    await _pushed(pusher)
+    assert [plan.sequence for plan in recorder.applied] == [42]
+    await client.close()
+
+
+@pytest.mark.parametrize("accepted", [None, "other"])
+async def test_only_the_accepted_cluster_replaces_another(
+    recorder: RecordingDataplane, accepted: str | None
+) -> None:
+    recorder.plan = plan_to_message(a_plan("a"), 7)
+    client = DataplaneClient(str(recorder.socket))
+    pusher = PlanPusher(client, Backoff(0.01, 0.1), accepted)
+    pusher.want(a_plan("x", cluster="other"))
+    if accepted is None:
+        task = asyncio.create_task(pusher.run())
+        await asyncio.to_thread(wait_until, lambda: recorder.refused_changes >= 2, "two refusals")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not pusher.in_sync
+    else:
+        await _pushed(pusher)
+    assert recorder.plan.cluster_uuid == (accepted or UUID)
+    await client.close()
