@@ -12,7 +12,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from controlplane.base.gateway_config import GatewayConfig
+from controlplane.base.gateway_config import ConfigError, GatewayConfig
+from controlplane.base.namespace_secrets import load_namespace_secrets
 
 Check = Callable[[GatewayConfig], list[str]]
 
@@ -109,18 +110,13 @@ def _unwritable(directory: Path) -> str | None:
 
 
 def check_secrets_file(config: GatewayConfig) -> list[str]:
-    """The secrets' file is there and for its owner alone."""
+    """The secrets' file is there, for its owner alone, and in order."""
     if config.namespace_secrets is None:
         return []
     try:
-        mode = Path(config.namespace_secrets).stat().st_mode
-    except OSError as error:
-        return [
-            f"namespace_secrets: {config.namespace_secrets!r}: {error.strerror}; write the file or remove "
-            "the key"
-        ]
-    if mode & 0o077:
-        return [f"namespace_secrets: {config.namespace_secrets!r} is open to others; chmod 600 it"]
+        load_namespace_secrets(Path(config.namespace_secrets))
+    except ConfigError as error:
+        return [f"namespace_secrets: {problem}" for problem in error.problems]
     return []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from contextlib import suppress
 
 from controlplane.gateway.members import Members, MembersError, MemberSource
 from controlplane.gateway.session import EtcdSession
@@ -28,6 +28,7 @@ class ClusterReader:
         self._wake = wake
         self._session: EtcdSession | None = None
         self._members: Members | None = None
+        self._refused: list[str] = []
         self._refresh = asyncio.Event()
 
     async def close(self) -> None:
@@ -42,63 +43,70 @@ class ClusterReader:
         for _ in range(len(self._source)):
             before = decision
             try:
-                opened = await self._open(now)
-                decision = await self._read_members(now, is_poll)
+                session = await self._open()
+                before = _joined(before, self._tell_refused(now))
+                decision = await self._read_members(session, now, is_poll)
             except (StoreError, MembersError) as error:
                 self._refresh.set()
                 return _joined(before, self._view.failed(str(error), now))
-            decision = _joined(_joined(before, opened), decision)
+            decision = _joined(before, decision)
             if decision.stale is None:
                 break
             await self._leave_host()
         return decision
 
     async def keep_members(self, pause: float) -> None:
-        """Ask for the members again every REFRESH_SECONDS, sooner (after `pause`) when a read failed."""
+        """Refresh the members every REFRESH_SECONDS, sooner (after `pause`) when a read failed."""
         while True:
             await asyncio.sleep(pause)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await self._refresh.wait()
-            except TimeoutError:
-                pass
             self._refresh.clear()
-            await self._renew_members()
+            await self.refresh_members()
 
-    async def _renew_members(self) -> None:
+    async def refresh_members(self) -> None:
+        """Ask for the members again; when no host answers, those that are known stay in use."""
         session = self._session
         if session is None:
             return
         try:
-            found = await self._source.find(self._view.refuses_uuid)
+            members = await self._find()
         except MembersError:
-            return  # the source has told why; the members that are known stay in use
+            return  # the source has told why
         if session is self._session:
-            session.use_endpoints(found.members.endpoints)
+            session.use_endpoints(members.endpoints)
 
-    async def _open(self, now: float) -> Decision:
-        """Find the members where none are known; hosts that are not our cluster's are told as stale."""
-        if self._session is not None:
-            return Decision()
+    async def _open(self) -> EtcdSession:
+        """The session; where there is none, with members that are asked for now."""
+        if self._session is None:
+            self._members = await self._find()
+            self._session = EtcdSession(self._members.endpoints, self._seconds, self._wake)
+        return self._session
+
+    async def _find(self) -> Members:
         found = await self._source.find(self._view.refuses_uuid)
-        self._members = found.members
-        self._session = EtcdSession(found.members.endpoints, self._seconds, self._wake)
-        decision = Decision()
-        for why in found.refused:
-            decision = _joined(decision, self._view.failed(why, now))
-        return replace(decision, stale=None)
+        self._refused += found.refused
+        return found.members
 
-    async def _read_members(self, now: float, is_poll: bool) -> Decision:
-        """Read until a member answers as our cluster's, each member once."""
-        assert self._session is not None
+    def _tell_refused(self, now: float) -> Decision:
+        """Hosts that are not our cluster's are stale, although another one will answer."""
         decision = Decision()
-        for _ in self._session.endpoints:
-            snapshot = await self._session.read()
+        for why in self._refused:
+            decision = _joined(decision, self._view.failed(why, now))
+        self._refused.clear()
+        return decision
+
+    async def _read_members(self, session: EtcdSession, now: float, is_poll: bool) -> Decision:
+        """Read until a member answers as our cluster's, each member once."""
+        decision = Decision()
+        for _ in session.endpoints:
+            snapshot = await session.read()
             decision = _joined(decision, self._view.observe(snapshot, now, is_poll))
             if decision.stale is None:
-                self._session.watch_after(snapshot.revision)
+                session.watch_after(snapshot.revision)
                 break
-            await self._session.avoid_current()
+            await session.avoid_current()
         return decision
 
     async def _leave_host(self) -> None:

@@ -45,6 +45,9 @@ class EtcdSession:
 
     def watch_after(self, revision: int) -> None:
         """Watch for everything after `revision`, unless a watch runs already."""
+        if self._watch is not None and self._watch.done():
+            log.error("Cluster watch ended", error=repr(self._watch.exception()))
+            self._watch = None
         if self._watch is None:
             self._watch = asyncio.create_task(self._follow(revision + 1), name="cluster-watch")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from controlplane.base.addresses import HostPort
 from controlplane.base.cpu_list import parse_cpu_list
 from controlplane.base.gateway_checks import check_machine
 from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
+from controlplane.base.namespace_secrets import load_namespace_secrets
 from tests.support.addresses import LoopbackNet
 
 MANUAL = """\
@@ -314,10 +316,10 @@ MACHINE = [
     ({"status_file": "/dev/null/x/s.prom"}, "/dev/null is not a directory"),
     (
         {"namespace_secrets": "/none/secrets.yaml"},
-        "No such file or directory; write the file or remove the key",
+        "No such file or directory; write the file or remove namespace_secrets",
     ),
     ({"start_clean": 1, "shared_storage": False}, "start_clean: 1 is not supported by this build"),
-    ({"bind_address": "192.0.2.77", "namespace_secrets": "/dev/null"}, "is not an address of this host"),
+    ({"bind_address": "192.0.2.77"}, "is not an address of this host"),
 ]
 
 
@@ -340,12 +342,47 @@ def test_a_port_in_use_is_told(tmp_path: Path, loopback_net: LoopbackNet) -> Non
     assert problem.startswith(f"port: {port} on {loopback_net.host(1)} is in use; choose a free port")
 
 
+SECRETS = [
+    (f"a: '{'0' * 64}'\n", None),
+    (f"a: '{'0f' * 32}'\nmodel-7b: '{'1e' * 32}'\n", None),
+    ("a: '00'\n", "a: the secret has 1 bytes; write 64 hexadecimal digits"),
+    ("a: SWORDFISH\n", "a: the secret is not hexadecimal"),
+    ("a: 12345678\n", "a: the secret is not text"),
+    ("", "has no namespace; write NAME: SECRET lines"),
+    (f"{'n' * 129}: '{'0' * 64}'\n", "a namespace has 1 to 128 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), SECRETS)
+def test_the_secrets_file_is_checked_and_never_shown(
+    tmp_path: Path, loopback_net: LoopbackNet, text: str, line: str | None
+) -> None:
+    secrets = tmp_path / "secrets.yaml"
+    secrets.touch(0o600)
+    secrets.write_text(text)
+    config = usable(tmp_path, bind_address=loopback_net.host(1), namespace_secrets=str(secrets))
+    problems = check_machine(config)
+    if line is None:
+        assert problems == []
+        assert all(len(secret) == 32 for secret in load_namespace_secrets(secrets).values())
+    else:
+        assert line in "\n".join(problems)
+        assert "SWORDFISH" not in "\n".join(problems)
+
+
 def test_secrets_open_to_others_are_refused(tmp_path: Path, loopback_net: LoopbackNet) -> None:
     secrets = tmp_path / "secrets.yaml"
-    secrets.write_text("{}")
+    secrets.write_text("a: b")
     secrets.chmod(0o640)
     config = usable(tmp_path, bind_address=loopback_net.host(1), namespace_secrets=str(secrets))
     (problem,) = check_machine(config)
     assert "chmod 600" in problem
-    secrets.chmod(0o600)
-    assert check_machine(config) == []
+
+
+def test_the_manual_lists_every_key_with_its_default() -> None:
+    manual = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\S*) ?\|", manual, re.MULTILINE))
+    assert rows.keys() == GatewayConfig.model_fields.keys()
+    for key, field in GatewayConfig.model_fields.items():
+        default = "" if field.default is None else str(field.default)
+        assert rows[key].strip("`") == (default.lower() if isinstance(field.default, bool) else default)
