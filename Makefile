@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lock proto-baseline clean
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lab lock proto-baseline clean
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
@@ -51,6 +51,9 @@ check: test tsan tidy ## What must be green before a change is done
 
 bench: setup ## Replay a short piece of the trace and print rates and latencies
 	@$(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
+
+lab: setup ## The initiator against Linux nvmet in a virtual machine
+	@tools/lab
 
 lock: setup ## Write requirements.lock anew from pyproject.toml
 	@tools/lock
