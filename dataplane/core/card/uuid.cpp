@@ -30,7 +30,7 @@ std::optional<nvme::Uuid> parse_uuid(std::string_view text) noexcept {
     const auto digit = hex_digit(text[at]);
     if (!digit) return std::nullopt;
     auto& byte = uuid[nibble / 2];
-    byte = static_cast<std::uint8_t>((byte << 4U) | *digit);
+    byte = static_cast<std::uint8_t>((std::uint32_t{byte} << 4U) | *digit);
     ++nibble;
   }
   return uuid;
