@@ -1,0 +1,266 @@
+// The initiator against a target that keeps to the protocol: every way data moves.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "fabric_client.hpp"
+#include "fabric_support.hpp"
+
+namespace akv::fabric {
+namespace {
+
+using test::Client;
+using test::command;
+using test::GuardedBuffer;
+using test::pattern;
+using test::Peer;
+using test::ScriptedTarget;
+
+constexpr std::uint8_t kWrite = 0x01;
+constexpr std::uint8_t kRead = 0x02;
+
+struct Digests {
+  DigestPolicy header;
+  DigestPolicy data;
+};
+
+TcpQueuePairConfig config_for(const ScriptedTarget& target,
+                              Digests digests = {DigestPolicy::off, DigestPolicy::off}) {
+  return {.address = target.address(),
+          .in_capsule_bytes = 8192,
+          .header_digest = digests.header,
+          .data_digest = digests.data};
+}
+
+nvme::Sqe next_sqe(Peer& peer) {
+  return peer.receive().as<nvme::CapsuleCmd>().sqe;
+}
+
+class Transfer : public ::testing::TestWithParam<Digests> {};
+
+INSTANTIATE_TEST_SUITE_P(Digests, Transfer,
+                         ::testing::Values(Digests{DigestPolicy::off, DigestPolicy::off},
+                                           Digests{DigestPolicy::require, DigestPolicy::off},
+                                           Digests{DigestPolicy::off, DigestPolicy::require},
+                                           Digests{DigestPolicy::require, DigestPolicy::require}));
+
+TEST_P(Transfer, CommandsWithoutDataCarryAnEmptyTransportSgl) {
+  ScriptedTarget target([](Peer& peer) {
+    peer.greet();
+    const auto sqe = next_sqe(peer);
+    EXPECT_EQ(sqe.sgl.identifier, nvme::kSglTransport);
+    EXPECT_EQ(sqe.sgl.length, 0U);
+    peer.respond(sqe.cid, nvme::kSuccess, 0x1122334455667788ULL);
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  const auto response = client.call(command(0x18));
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->cqe.result64(), 0x1122334455667788ULL);
+}
+
+TEST_P(Transfer, AWriteThatFitsGoesInTheCapsule) {
+  const auto value = pattern(8192, 1);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    const auto capsule = peer.receive();
+    const auto sqe = capsule.as<nvme::CapsuleCmd>().sqe;
+    EXPECT_EQ(sqe.sgl.identifier, nvme::kSglInCapsule);
+    EXPECT_EQ(sqe.sgl.length, 8192U);
+    EXPECT_EQ(capsule.data, value);
+    peer.respond(sqe.cid);
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  std::ranges::copy(value, buffer.bytes().begin());
+  EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
+}
+
+TEST_P(Transfer, ALargeWriteWaitsForR2tAndKeepsToMaxH2cData) {
+  const auto value = pattern(300001, 2);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet({.maxh2cdata = 4096});
+    const auto capsule = peer.receive();
+    const auto cid = capsule.as<nvme::CapsuleCmd>().sqe.cid;
+    EXPECT_TRUE(capsule.data.empty());
+    EXPECT_EQ(capsule.as<nvme::CapsuleCmd>().sqe.sgl.identifier, nvme::kSglTransport);
+    std::vector<std::byte> got;
+    std::uint16_t ttag = 7;
+    while (got.size() < value.size() && peer.ok()) {
+      const auto piece = static_cast<std::uint32_t>(std::min<std::size_t>(100000, value.size() - got.size()));
+      const std::size_t until = got.size() + piece;
+      peer.send_r2t(cid, ++ttag, static_cast<std::uint32_t>(got.size()), piece);
+      while (got.size() < until && peer.ok()) {
+        const auto pdu = peer.receive();
+        const auto data = pdu.as<nvme::DataPdu>();
+        EXPECT_EQ(data.cccid, cid);
+        EXPECT_EQ(data.ttag, ttag);
+        EXPECT_EQ(data.datao, got.size());
+        EXPECT_LE(pdu.data.size(), 4096U);
+        got.insert(got.end(), pdu.data.begin(), pdu.data.end());
+        EXPECT_EQ(pdu.header.flag(nvme::kPduLast), got.size() == until);
+      }
+    }
+    EXPECT_EQ(got, value);
+    peer.respond(cid);
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  std::ranges::copy(value, buffer.bytes().begin());
+  EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
+}
+
+TEST_P(Transfer, ReadsArriveInSeveralPdusAndInAnySegments) {
+  const auto value = pattern(100003, 3);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    const auto cid = next_sqe(peer).cid;
+    std::uint32_t at = 0;
+    std::uint32_t piece = 1;
+    while (at < value.size() && peer.ok()) {
+      const auto size = static_cast<std::uint32_t>(std::min<std::size_t>(piece, value.size() - at));
+      peer.send_data(cid, at, std::span(value).subspan(at, size),
+                     at + size == value.size() ? nvme::kPduLast : std::uint8_t{0});
+      at += size;
+      piece = piece * 3 + 1;
+    }
+    nvme::CapsuleResp response;
+    response.cqe.cid = cid;
+    for (const std::byte byte : peer.encode(response))
+      peer.send_bytes(std::span(&byte, 1));
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  const auto response = client.call(command(kRead, Direction::from_target, buffer.vectors()));
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->received, value.size());
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
+  EXPECT_TRUE(buffer.guards_intact());
+}
+
+TEST_P(Transfer, ShortAnswersAndTheSuccessFlag) {
+  const auto value = pattern(1000, 4);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    const auto cid = next_sqe(peer).cid;
+    peer.send_data(cid, 0, std::span(value).first(600), 0);
+    peer.send_data(cid, 600, std::span(value).subspan(600), nvme::kPduLast | nvme::kPduDataSuccess);
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(5000);
+  const auto response = client.call(command(kRead, Direction::from_target, buffer.vectors()));
+  ASSERT_TRUE(response);
+  EXPECT_TRUE(response->synthetic);
+  EXPECT_EQ(response->received, 1000U);
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes().first(1000), value));
+}
+
+TEST_P(Transfer, DataIsAlignedAsTheTargetAsks) {
+  const auto value = pattern(1000, 5);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet({.cpda = 31, .maxh2cdata = 65536});
+    const auto capsule = peer.receive();
+    EXPECT_EQ(capsule.header.prefix, 128U);
+    EXPECT_EQ(capsule.data, value);
+    peer.respond(capsule.as<nvme::CapsuleCmd>().sqe.cid);
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  std::ranges::copy(value, buffer.bytes().begin());
+  EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
+}
+
+TEST(TransferAlignment, PaddingBeforeReadDataIsSkippedAsHpdaAsks) {
+  const auto value = pattern(500, 6);
+  ScriptedTarget target([&](Peer& peer) {
+    EXPECT_EQ(peer.greet().hpda, 7);
+    const auto cid = next_sqe(peer).cid;
+    peer.send_data(cid, 0, value, nvme::kPduLast);
+    peer.respond(cid);
+  });
+  auto config = config_for(target);
+  config.hpda = 7;
+  Client client(config);
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  ASSERT_TRUE(client.call(command(kRead, Direction::from_target, buffer.vectors())));
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
+}
+
+TEST(TransferQueue, ManyCommandsAtOnceCompleteOutOfOrderAndFullQueuesRefuse) {
+  ScriptedTarget target([](Peer& peer) {
+    peer.greet();
+    std::vector<std::uint16_t> cids;
+    for (int i = 0; i < 32; ++i)
+      cids.push_back(next_sqe(peer).cid);
+    std::ranges::reverse(cids);
+    for (const auto cid : cids)
+      peer.respond(cid, nvme::kSuccess, cid);
+  });
+  Client client(config_for(target));
+  ASSERT_TRUE(client.connect());
+  for (std::uint32_t tag = 0; tag < 32; ++tag)
+    EXPECT_TRUE(client.queue_pair->submit(command(0x14), tag));
+  EXPECT_FALSE(client.queue_pair->submit(command(0x14), 99));
+  client.queue_pair->flush();
+  EXPECT_TRUE(client.run_until([&] { return client.responses.size() == 32; }));
+}
+
+TEST(TransferQueue, CommandIdsOfASlotDifferFromUseToUse) {
+  std::vector<std::uint16_t> seen;
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    for (int i = 0; i < 100; ++i) {
+      seen.push_back(next_sqe(peer).cid);
+      peer.respond(seen.back());
+    }
+  });
+  {
+    Client client(config_for(target));
+    ASSERT_TRUE(client.connect());
+    for (std::uint32_t tag = 0; tag < 100; ++tag)
+      ASSERT_TRUE(client.call(command(0x14), tag));
+  }
+  target.stop();
+  for (std::size_t i = 1; i < seen.size(); ++i)
+    EXPECT_NE(seen[i - 1], seen[i]);
+}
+
+// The target gives up on a write while its data is on the way: the buffer must not be free before that has
+// left.
+TEST(TransferQueue, AnEarlyResponseWaitsUntilTheDataHasLeft) {
+  std::atomic<bool> drain{false};
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet({.maxh2cdata = 16U << 20U});
+    const auto cid = next_sqe(peer).cid;
+    peer.send_r2t(cid, 1, 0, 16U << 20U);
+    peer.respond(cid, nvme::kInternalError);
+    while (!drain)
+      std::this_thread::yield();
+    std::vector<std::byte> sink(1U << 20U);
+    while (peer.read_bytes(sink)) {
+    }
+  });
+  auto config = config_for(target);
+  config.h2c_bytes = 16U << 20U;
+  Client client(config);
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(16U << 20U);
+  ASSERT_TRUE(client.queue_pair->submit(command(kWrite, Direction::to_target, buffer.vectors()), 1));
+  client.queue_pair->flush();
+  for (int turn = 0; turn < 20; ++turn)
+    client.reactor.run_once(std::chrono::milliseconds(10));
+  EXPECT_TRUE(client.responses.empty());
+  drain = true;
+  EXPECT_TRUE(client.run_until([&] { return !client.responses.empty(); }));
+  EXPECT_EQ(client.responses.at(1).cqe.status(), nvme::kInternalError);
+  client.queue_pair->close("test is over");
+}
+
+}  // namespace
+}  // namespace akv::fabric
