@@ -1,0 +1,108 @@
+#include <algorithm>
+
+#include "base/crc32c.hpp"
+#include "gateway/steps.hpp"
+
+namespace akv::gateway {
+namespace {
+
+kv::Expected expected(const Command& command, std::uint32_t value_size) {
+  return {.key = command.target().key,
+          .namespace_id = command.batch->keyspace->namespace_id,
+          .value_size = value_size};
+}
+
+// All segments are there: only their CRCs, taken in order, tell whether they belong together.
+void finish_segments(Command& command, Outcomes& outcomes) {
+  const Entry& entry = command.target();
+  const SegmentedValue& value = *entry.segments;
+  Crc32c crc;
+  for (std::uint16_t i = 0; i < value.split.count(); ++i) {
+    crc.update({entry.memory + value.split.offset(i), value.split.length(i)});
+    if (crc.value() != value.crcs[i]) {
+      return outcomes.mismatch(*command.batch, command.entry, kv::Mismatch::payload_crc);
+    }
+  }
+  outcomes.hit(*command.batch, command.entry, value.split.total());
+}
+
+void begin_segments(Command& command, const kv::Envelope& first) {
+  Entry& entry = command.target();
+  const kv::Split split(first.total_length, first.segment_count);
+  entry.segments = std::make_unique<SegmentedValue>(
+      SegmentedValue{.split = split, .next = 1, .done = 0, .first = first, .crcs = {}});
+  entry.segments->crcs.resize(split.count());
+  entry.segments->crcs[0] = first.payload_crc;
+  command.batch->more.push_back(command.entry);
+}
+
+void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes) {
+  Batch& batch = *command.batch;
+  const Entry& entry = command.target();
+  kv::Envelope envelope;
+  auto wrong = kv::decode(command.envelope, envelope);
+  if (wrong == kv::Mismatch::none) wrong = kv::verify_first(envelope, expected(command, value_size));
+  if (wrong != kv::Mismatch::none) return outcomes.mismatch(batch, command.entry, wrong);
+  if (envelope.total_length > entry.length) {
+    return outcomes.too_small(batch, command.entry, envelope.total_length);
+  }
+  // A value stored through a card queue that took more at once than this one does.
+  if (envelope.payload_length > command.bytes() - kv::kEnvelopeBytes) {
+    return outcomes.fail(batch, command.entry, Why::too_large);
+  }
+  if (envelope.segment_count > 1) return begin_segments(command, envelope);
+  if (crc32c({entry.memory, envelope.payload_length}) != envelope.payload_crc) {
+    return outcomes.mismatch(batch, command.entry, kv::Mismatch::payload_crc);
+  }
+  outcomes.hit(batch, command.entry, envelope.payload_length);
+}
+
+void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes) {
+  SegmentedValue& value = *command.target().segments;
+  kv::Envelope envelope;
+  auto wrong = kv::decode(command.envelope, envelope);
+  if (wrong == kv::Mismatch::none) {
+    wrong = kv::verify_segment(envelope, expected(command, value_size), value.first, command.segment);
+  }
+  if (wrong != kv::Mismatch::none) return outcomes.mismatch(*command.batch, command.entry, wrong);
+  value.crcs[command.segment] = envelope.payload_crc;
+  if (++value.done == value.split.count() - 1) finish_segments(command, outcomes);
+}
+
+}  // namespace
+
+bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes) {
+  const Entry& entry = command.target();
+  const Keyspace& space = *command.batch->keyspace;
+  command.op = card::IoOp::retrieve;
+  command.envelope = {};
+  if (command.segment != 0) {
+    const kv::Split& split = entry.segments->split;
+    command.key = space.keys.segment_key(entry.key, command.segment, split.count(), split.total());
+    command.set_value(entry.memory + split.offset(command.segment), split.length(command.segment));
+    return true;
+  }
+  if (max_value_bytes <= kv::kEnvelopeBytes) {
+    outcomes.fail(*command.batch, command.entry, Why::too_large);
+    return false;
+  }
+  command.key = space.keys.value_key(entry.key);
+  command.set_value(entry.memory, std::min<std::size_t>(entry.length, max_value_bytes - kv::kEnvelopeBytes));
+  return true;
+}
+
+void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes) {
+  if (result.status != card::IoStatus::ok) {
+    return outcomes.fail(*command.batch, command.entry, why_of(result.status));
+  }
+  if (result.value_size < kv::kEnvelopeBytes) {
+    return outcomes.mismatch(*command.batch, command.entry, kv::Mismatch::short_value);
+  }
+  if (command.segment == 0) {
+    first_arrived(command, result.value_size, outcomes);
+  } else {
+    segment_arrived(command, result.value_size, outcomes);
+  }
+}
+
+}  // namespace akv::gateway

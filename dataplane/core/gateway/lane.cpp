@@ -1,0 +1,153 @@
+#include "gateway/lane.hpp"
+
+#include <utility>
+
+namespace akv::gateway {
+
+Lane::Lane(const LaneContext& context, std::string serial)
+    : context_(context),
+      serial_(std::move(serial)),
+      outcomes_(context.counters),
+      after_(context.reactor, [this] { turn(); }) {}
+
+void Lane::submit(std::shared_ptr<Batch> batch) {
+  line_up(std::move(batch));
+  after_.request();
+}
+
+void Lane::line_up(std::shared_ptr<Batch> batch) {
+  if (std::exchange(batch->waiting, true)) return;
+  waiting_.push_back(std::move(batch));
+}
+
+// Runs after each event that brought batches or answers: asks the card for more, then tells what is done.
+void Lane::turn() {
+  pump();
+  while (outcomes_.any_done()) {
+    for (const auto& batch : outcomes_.take_done())
+      report(batch);
+  }
+}
+
+void Lane::pump() {
+  card::IoQueue* const queue = context_.cards.queue(context_.worker, serial_);
+  if (queue == nullptr || !queue->ready()) return fail_all(Why::disconnected);
+  if (!retry_refused(*queue)) return;
+  while (!waiting_.empty() && has_room()) {
+    if (!issue_next(*queue)) return;
+  }
+}
+
+// False when the card's queue is still full.
+bool Lane::retry_refused(card::IoQueue& queue) {
+  if (refused_ == nullptr) return true;
+  Command& command = *std::exchange(refused_, nullptr);
+  if (!command.target().resolved) return send(queue, command);
+  // Another segment failed meanwhile: the batch may be answered, and its memory another's.
+  recycle(command);
+  return true;
+}
+
+bool Lane::has_room() const noexcept {
+  return inflight_ < context_.limits.card_commands && inflight_bytes_ < context_.limits.card_bytes;
+}
+
+// One command for the batch whose turn it is; false when the card's queue is full.
+bool Lane::issue_next(card::IoQueue& queue) {
+  auto batch = std::move(waiting_.front());
+  waiting_.pop_front();
+  if (batch->abandoned.load(std::memory_order_relaxed)) outcomes_.fail_rest(*batch, Why::unneeded);
+  const auto work = next_work(*batch);
+  if (!work) {
+    batch->waiting = false;
+    return true;
+  }
+  waiting_.push_back(batch);
+  Command& command = acquire(std::move(batch), *work);
+  if (prepare(command, queue.max_value_bytes(), outcomes_)) return send(queue, command);
+  recycle(command);
+  return true;
+}
+
+bool Lane::send(card::IoQueue& queue, Command& command) {
+  if (!queue.submit(command)) {
+    refused_ = &command;
+    return false;
+  }
+  ++inflight_;
+  inflight_bytes_ += command.bytes();
+  ++command.batch->unreleased;
+  ++command.target().unreleased;
+  return true;
+}
+
+void Lane::completed(Command& command, const card::IoResult& result) noexcept {
+  conclude(command, result, outcomes_);
+  if (!command.batch->more.empty()) line_up(command.batch);
+  after_.request();
+}
+
+void Lane::released(Command& command) noexcept {
+  --inflight_;
+  inflight_bytes_ -= command.bytes();
+  --command.target().unreleased;
+  Batch& batch = *command.batch;
+  if (--batch.unreleased == 0 && batch.finished) {
+    context_.counters.add(Counter::late_releases);
+    context_.sink.drained(command.batch);
+  }
+  recycle(command);
+  after_.request();
+}
+
+void Lane::report(const std::shared_ptr<Batch>& batch) {
+  for (Entry& entry : batch->entries)
+    entry.quarantined = entry.unreleased != 0;
+  batch->finished = true;
+  context_.sink.finished(batch);
+  if (batch->unreleased == 0) context_.sink.drained(batch);
+}
+
+void Lane::tick() {
+  const TimePoint now = context_.reactor.now();
+  if (refused_ != nullptr && refused_->batch->deadline < now) fail_refused(Why::deadline);
+  for (const auto& batch : waiting_) {
+    if (batch->deadline < now) outcomes_.fail_rest(*batch, Why::deadline);
+  }
+  turn();
+}
+
+void Lane::fail_all(Why why) {
+  fail_refused(why);
+  for (const auto& batch : std::exchange(waiting_, {})) {
+    batch->waiting = false;
+    outcomes_.fail_rest(*batch, why);
+  }
+}
+
+void Lane::fail_refused(Why why) {
+  if (refused_ == nullptr) return;
+  Command& command = *std::exchange(refused_, nullptr);
+  if (!command.target().resolved) outcomes_.fail(*command.batch, command.entry, why);
+  recycle(command);
+}
+
+Command& Lane::acquire(std::shared_ptr<Batch> batch, const Work& work) {
+  if (unused_.empty()) {
+    commands_.push_back(std::make_unique<Command>(*this));
+    unused_.push_back(commands_.back().get());
+  }
+  Command& command = *unused_.back();
+  unused_.pop_back();
+  command.batch = std::move(batch);
+  command.entry = work.entry;
+  command.segment = work.segment;
+  return command;
+}
+
+void Lane::recycle(Command& command) noexcept {
+  command.batch.reset();
+  unused_.push_back(&command);
+}
+
+}  // namespace akv::gateway

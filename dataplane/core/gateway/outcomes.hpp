@@ -1,0 +1,61 @@
+// Gives entries their status, and counts what became of them and why.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "card/io.hpp"
+#include "gateway/batch.hpp"
+#include "gateway/counters.hpp"
+
+namespace akv::gateway {
+
+// Why an entry got no answer from a card, or a bad one.
+enum class Why : std::uint8_t {
+  no_card,       // no card is routable
+  not_found,     // the card has no such key
+  too_large,     // more than the card takes
+  no_space,      // the card is full and does not evict
+  timeout,       // io_timeout_ms went by
+  disconnected,  // the card left service
+  card_error,    // another error of the card
+  deadline,      // the request waited too long behind others
+  quarantined,   // a late command may still touch the block
+  unneeded,      // nobody waits for it
+};
+
+[[nodiscard]] Why why_of(card::IoStatus status) noexcept;
+
+class Outcomes {
+ public:
+  explicit Outcomes(Counters& counters) noexcept : counters_(counters) {}
+
+  void stored(Batch& batch, std::uint32_t index);
+  void hit(Batch& batch, std::uint32_t index, std::uint32_t length);
+  void too_small(Batch& batch, std::uint32_t index, std::uint32_t length);
+  void mismatch(Batch& batch, std::uint32_t index, kv::Mismatch what);
+  void present(Batch& batch, std::uint32_t index);
+  void absent(Batch& batch, std::uint32_t index);
+  void removed(Batch& batch, std::uint32_t index);
+  // Miss, or not stored, as the batch's operation has it.
+  void fail(Batch& batch, std::uint32_t index, Why why);
+  // All entries that were not begun, and those that wait for further segments.
+  void fail_rest(Batch& batch, Why why);
+
+  [[nodiscard]] Counters& counters() noexcept { return counters_; }
+  // The batches whose last entry got its status since the last call.
+  [[nodiscard]] std::vector<std::shared_ptr<Batch>> take_done() { return std::exchange(done_, {}); }
+  [[nodiscard]] bool any_done() const noexcept { return !done_.empty(); }
+
+ private:
+  void resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status);
+  void miss(Batch& batch, std::uint32_t index, Counter reason);
+  void lose(Batch& batch, std::uint32_t index, Why why);
+
+  Counters& counters_;
+  std::vector<std::shared_ptr<Batch>> done_;
+};
+
+}  // namespace akv::gateway

@@ -1,0 +1,188 @@
+#include "gateway/session.hpp"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "base/bytes.hpp"
+#include "base/events.hpp"
+
+namespace akv::gateway {
+namespace {
+
+constexpr std::size_t kReadsPerEvent = 16;  // then other sessions have their turn
+
+}  // namespace
+
+Session::Session(const SessionContext& context, UniqueFd socket, bool local)
+    : context_(context),
+      socket_(std::move(socket)),
+      local_(local),
+      id_(context.shared.next_session.fetch_add(1, std::memory_order_relaxed)),
+      handshake_(context.shared.secrets),
+      reader_(context.shared.inline_memory),
+      interest_(EPOLLIN),
+      state_since_(context.reactor.now()),
+      flush_(context.reactor, [this] { flush(); }) {
+  context_.reactor.add(socket_.get(), interest_, *this);
+  context_.counters.add(Counter::sessions_opened);
+  context_.shared.sessions.fetch_add(1, std::memory_order_relaxed);
+}
+
+Session::~Session() {
+  close();
+  context_.shared.sessions.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Session::close() noexcept {
+  if (std::exchange(state_, State::closed) == State::closed) return;
+  context_.reactor.remove(socket_.get());
+  socket_.reset();
+  for (Batch* const batch : outstanding_) {
+    batch->session = nullptr;
+    batch->abandoned.store(true, std::memory_order_relaxed);
+  }
+  outstanding_.clear();
+  memory_.reset();
+  context_.counters.add(Counter::sessions_closed);
+  context_.host.ended(*this);
+}
+
+void Session::on_events(std::uint32_t events) noexcept {
+  if ((events & EPOLLOUT) != 0) flush();
+  if (state_ != State::closed && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
+}
+
+void Session::read_some() {
+  for (std::size_t i = 0; i < kReadsPerEvent; ++i) {
+    if (state_ == State::closed) return;
+    if (state_ == State::closing) return drop_input();
+    // What was asked for by a client that does not take the answers stays in the socket.
+    if (output_.pending() > limits().max_output) return flush_.request();
+    const std::span<std::byte> into = reader_.buffer();
+    const ssize_t got = ::recv(socket_.get(), into.data(), into.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) return close();
+    reader_.received(static_cast<std::size_t>(got));
+    take_frames();
+    if (static_cast<std::size_t>(got) < into.size()) return;
+  }
+}
+
+void Session::take_frames() {
+  try {
+    while (state_ == State::hello || state_ == State::open) {
+      auto frame = reader_.next();
+      if (!frame) break;
+      frame_since_.reset();
+      take(std::move(*frame));
+    }
+  } catch (const BadStream& bad) {
+    return fail_stream(bad.text, bad.request_id, wire::FrameStatus::bad_request);
+  }
+  if (!reader_.in_frame()) {
+    frame_since_.reset();
+  } else if (!frame_since_) {
+    frame_since_ = context_.reactor.now();
+  }
+}
+
+// So that the last ERROR arrives: closing a socket with unread bytes would reset the connection.
+void Session::drop_input() {
+  std::array<std::byte, 16'384> scratch;
+  for (std::size_t i = 0; i < kReadsPerEvent; ++i) {
+    const ssize_t got = ::recv(socket_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) return close();
+  }
+}
+
+void Session::flush() {
+  if (state_ == State::closed) return;
+  const std::size_t before = output_.pending();
+  switch (output_.flush(socket_.get())) {
+    case Output::Flush::broken:
+      return close();
+    case Output::Flush::blocked:
+      if (!blocked_since_ || output_.pending() < before) blocked_since_ = context_.reactor.now();
+      break;
+    case Output::Flush::done:
+      blocked_since_.reset();
+      if (state_ == State::closing) ::shutdown(socket_.get(), SHUT_WR);
+      if (shutting_down_ && outstanding_.empty()) return close();
+      break;
+  }
+  update_interest();
+}
+
+void Session::update_interest() {
+  std::uint32_t wanted = 0;
+  if (output_.pending() != 0) wanted |= EPOLLOUT;
+  if (state_ == State::closing || output_.pending() <= limits().max_output) wanted |= EPOLLIN;
+  if (std::exchange(interest_, wanted) != wanted) context_.reactor.modify(socket_.get(), wanted);
+}
+
+void Session::tick() {
+  const TimePoint now = context_.reactor.now();
+  if (state_ == State::hello && now - state_since_ > limits().hello_timeout) {
+    return fail_stream("no HELLO came in time", 0, wire::FrameStatus::bad_request);
+  }
+  if (state_ == State::closing && now - state_since_ > limits().close_timeout) return close();
+  const bool reads = (interest_ & EPOLLIN) != 0;
+  if (state_ == State::open && reads && frame_since_ && now - *frame_since_ > limits().frame_timeout) {
+    return fail_stream("a frame was not finished in time", 0, wire::FrameStatus::bad_request);
+  }
+  if (blocked_since_ && now - *blocked_since_ > limits().write_timeout) {
+    context_.counters.add(Counter::sessions_stalled);
+    close();
+  }
+}
+
+void Session::shut_down() {
+  shutting_down_ = true;
+  flush_.request();
+}
+
+void Session::fail_stream(std::string_view text, std::uint64_t request_id, wire::FrameStatus status) {
+  context_.counters.add(Counter::protocol_errors);
+  error({.request_id = request_id}, status, text);
+  begin_closing();
+}
+
+// Nothing more is taken from the client; what is outstanding is nobody's any more.
+void Session::begin_closing() {
+  state_ = State::closing;
+  state_since_ = context_.reactor.now();
+  frame_since_.reset();
+  for (Batch* const batch : outstanding_) {
+    batch->session = nullptr;
+    batch->abandoned.store(true, std::memory_order_relaxed);
+  }
+  outstanding_.clear();
+  flush_.request();
+}
+
+void Session::finished(const std::shared_ptr<Batch>& batch) {
+  std::erase(outstanding_, batch.get());
+  outstanding_entries_ -= batch->entries.size();
+  encode_reply(batch, output_);
+  flush_.request();
+}
+
+void Session::refuse(const wire::Header& request, wire::FrameStatus status, std::string_view text) {
+  encode_refusal(request, static_cast<std::uint16_t>(request.opcode | wire::kReply), status,
+                 as_byte_span(text), output_);
+  flush_.request();
+}
+
+void Session::error(const wire::Header& request, wire::FrameStatus status, std::string_view text) {
+  encode_refusal(request, wire::kErrorOpcode, status, as_byte_span(text), output_);
+  flush_.request();
+}
+
+}  // namespace akv::gateway

@@ -1,0 +1,136 @@
+// One client connection: frames in, replies out, the session's memory and its outstanding requests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "arena/session_memory.hpp"
+#include "base/reactor.hpp"
+#include "base/unique_fd.hpp"
+#include "gateway/batch.hpp"
+#include "gateway/frame_reader.hpp"
+#include "gateway/handshake.hpp"
+#include "gateway/output.hpp"
+#include "gateway/requests.hpp"
+#include "gateway/shared.hpp"
+#include "gateway/wire.hpp"
+
+namespace akv::gateway {
+
+class Session;
+
+// What a session asks of its worker.
+class SessionHost {
+ public:
+  // Routes and executes; Session::finished() comes back, possibly before this returns.
+  virtual void execute(std::shared_ptr<Batch> batch) = 0;
+  // The session is over and may be destroyed after the current event.
+  virtual void ended(Session& session) noexcept = 0;
+  // Of the plan that is served.
+  [[nodiscard]] virtual std::uint32_t num_dbs() const noexcept = 0;
+
+ protected:
+  ~SessionHost() = default;
+};
+
+struct SessionContext {
+  Reactor& reactor;
+  SharedState& shared;
+  Counters& counters;
+  SessionHost& host;
+  std::size_t worker;
+};
+
+class Session final : private FdHandler {
+ public:
+  // `local`: over the Unix socket, so that memory can be shared.
+  Session(const SessionContext& context, UniqueFd socket, bool local);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // A batch of this session has all its statuses.
+  void finished(const std::shared_ptr<Batch>& batch);
+  // Looks at the deadlines.
+  void tick();
+  // Takes no new requests and ends when the outstanding ones are answered.
+  void shut_down();
+  // Ends at once.
+  void close() noexcept;
+
+  // For its host's table of sessions.
+  std::size_t position{0};
+
+ private:
+  enum class State : std::uint8_t {
+    hello,    // waits for HELLO
+    open,     // serves requests
+    closing,  // the last frame was an ERROR: sends it, reads and drops the rest
+    closed,
+  };
+
+  void on_events(std::uint32_t events) noexcept override;
+  void read_some();
+  void take_frames();
+  void drop_input();
+  void flush();
+  void update_interest();
+  void fail_stream(std::string_view text, std::uint64_t request_id, wire::FrameStatus status);
+  void begin_closing();
+
+  void take(Frame frame);
+  void take_hello(const Frame& frame);
+  void welcome(const Frame& frame, const wire::Hello& hello, const HelloOutcome& outcome);
+  void grant_memory(const wire::Hello& hello);
+  void dispatch(const Frame& frame);
+  void take_alloc(const Frame& frame);
+  void take_free(const Frame& frame);
+  void take_put(const Frame& frame);
+  void take_get(const Frame& frame);
+  void take_keyed(const Frame& frame, BatchOp op);
+  void take_stats(const Frame& frame);
+
+  [[nodiscard]] bool admit(const Frame& frame);
+  [[nodiscard]] std::shared_ptr<Batch> make_batch(const Frame& frame, BatchOp op);
+  void place_shared(Batch& batch, const TransferRequest& request);
+  [[nodiscard]] bool place_inline_get(Batch& batch, const TransferRequest& request);
+  [[nodiscard]] bool place_inline_put(Batch& batch, const TransferRequest& request, const Frame& frame);
+  void start(std::shared_ptr<Batch> batch, std::uint64_t bytes);
+  void settle_unplaced(Batch& batch, Entry& entry, wire::EntryStatus status);
+
+  void refuse(const wire::Header& request, wire::FrameStatus status, std::string_view text);
+  void error(const wire::Header& request, wire::FrameStatus status, std::string_view text);
+  [[nodiscard]] const Limits& limits() const noexcept { return context_.shared.limits; }
+
+  SessionContext context_;
+  UniqueFd socket_;
+  bool local_;
+  State state_{State::hello};
+  bool shutting_down_{false};
+  std::uint64_t id_;
+  Handshake handshake_;
+  FrameReader reader_;
+  Output output_;
+  std::uint32_t interest_;
+
+  std::string name_space_;
+  kv::Secret secret_{};
+  std::shared_ptr<const Keyspace> keyspace_;
+  std::uint32_t keyspace_dbs_{0};
+  std::shared_ptr<arena::SessionMemory> memory_;
+
+  std::vector<Batch*> outstanding_;
+  std::uint64_t outstanding_entries_{0};
+
+  TimePoint state_since_;                   // of hello and closing
+  std::optional<TimePoint> frame_since_;    // an unfinished frame's first byte
+  std::optional<TimePoint> blocked_since_;  // since when the client takes no bytes
+  AfterEvent flush_;
+};
+
+}  // namespace akv::gateway

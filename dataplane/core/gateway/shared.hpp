@@ -1,0 +1,42 @@
+// What the workers of one engine have in common. Everything in it is constant or thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena/budget.hpp"
+#include "arena/leases.hpp"
+#include "gateway/counters.hpp"
+#include "gateway/handshake.hpp"
+#include "gateway/limits.hpp"
+
+namespace akv::gateway {
+
+struct SharedState {
+  SharedState(Limits with, Secrets names, std::uint64_t memory_bytes, std::size_t workers)
+      : limits(with),
+        secrets(std::move(names)),
+        arena(arena::Budget::make(memory_bytes)),
+        inline_memory(arena::Budget::make(with.inline_bytes)),
+        leased(std::make_shared<std::atomic<std::uint64_t>>(0)),
+        counters(workers) {}
+
+  const Limits limits;
+  const Secrets secrets;
+  const std::shared_ptr<arena::Budget> arena;          // of the sessions' shared memory
+  const std::shared_ptr<arena::Budget> inline_memory;  // of frames and inline blocks
+  const arena::LeasedTotal leased;
+  std::vector<Counters> counters;  // by worker
+  std::atomic<std::uint64_t> sessions{0};
+  std::atomic<std::uint64_t> next_session{1};
+};
+
+// Every counter and gauge by name, summed over the workers.
+[[nodiscard]] std::vector<std::pair<std::string, std::uint64_t>> collect(const SharedState& state);
+// The same as a JSON object.
+[[nodiscard]] std::string collect_json(const SharedState& state);
+
+}  // namespace akv::gateway

@@ -1,0 +1,35 @@
+// What each operation asks of a card, entry by entry, and what it makes of the answers. No queues here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "card/io.hpp"
+#include "gateway/batch.hpp"
+#include "gateway/command.hpp"
+#include "gateway/outcomes.hpp"
+
+namespace akv::gateway {
+
+struct Work {
+  std::uint32_t entry{0};
+  std::uint16_t segment{0};
+};
+
+// The next thing to ask the card for; nothing when the batch only waits for answers.
+[[nodiscard]] std::optional<Work> next_work(Batch& batch);
+
+// Fills in op, key and data of a command whose batch, entry and segment are set. False when the entry got its
+// status without a command. `max_value_bytes`: what the card takes as one value.
+[[nodiscard]] bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
+
+// Takes the card's answer: gives the entry its status, or adds it to batch.more.
+void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes);
+
+// Of single operations, for steps.cpp.
+[[nodiscard]] bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
+void conclude_put(Command& command, const card::IoResult& result, Outcomes& outcomes);
+[[nodiscard]] bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
+void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes);
+
+}  // namespace akv::gateway

@@ -1,0 +1,207 @@
+#include "gateway/worker.hpp"
+
+#include <system_error>
+#include <utility>
+
+#include "base/events.hpp"
+#include "kv/hashing.hpp"
+
+namespace akv::gateway {
+namespace {
+
+constexpr auto kCourierRetry = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Worker::Courier::~Courier() {
+  own_.cancel(retry_);
+}
+
+void Worker::Courier::send(std::function<void()> task) {
+  unsent_.push_back(std::move(task));
+  if (retry_ == 0) push();
+}
+
+void Worker::Courier::push() {
+  retry_ = 0;
+  while (!unsent_.empty()) {
+    if (!other_.post(unsent_.front())) {
+      retry_ = own_.call_after(kCourierRetry, [this] { push(); });
+      return;
+    }
+    unsent_.pop_front();
+  }
+}
+
+Worker::Worker(std::size_t index, SharedState& shared)
+    : index_(index), shared_(shared), bury_(reactor_, [this] { ended_.clear(); }) {}
+
+Worker::~Worker() {
+  close_sessions();
+}
+
+void Worker::connect(card::CardSet& cards, std::vector<Worker*> peers) {
+  cards_ = &cards;
+  peers_ = std::move(peers);
+  for (Worker* const peer : peers_)
+    couriers_.push_back(std::make_unique<Courier>(reactor_, peer->reactor_));
+}
+
+void Worker::adopt(UniqueFd socket, bool local) {
+  const SessionContext context{.reactor = reactor_,
+                               .shared = shared_,
+                               .counters = shared_.counters[index_],
+                               .host = *this,
+                               .worker = index_};
+  try {
+    auto session = std::make_unique<Session>(context, std::move(socket), local);
+    session->position = sessions_.size();
+    sessions_.push_back(std::move(session));
+  } catch (const std::system_error& failure) {
+    log_event(Level::warning, "session_refused", {{"reason", std::string_view(failure.what())}});
+  }
+  wind_timer();
+}
+
+void Worker::ended(Session& session) noexcept {
+  const std::size_t position = session.position;
+  ended_.push_back(std::move(sessions_[position]));
+  if (position + 1 != sessions_.size()) {
+    sessions_[position] = std::move(sessions_.back());
+    sessions_[position]->position = position;
+  }
+  sessions_.pop_back();
+  bury_.request();
+}
+
+void Worker::set_routing(std::shared_ptr<const Routing> routing) {
+  routing_ = std::move(routing);
+  forget_unused_lanes();
+}
+
+void Worker::forget_unused_lanes() {
+  const auto planned = [this](const std::string& serial) {
+    for (const auto& slot : routing_->routable) {
+      if (slot == serial) return true;
+    }
+    return false;
+  };
+  std::erase_if(lanes_, [&planned](const auto& lane) { return lane.second->idle() && !planned(lane.first); });
+}
+
+void Worker::shut_down_sessions() {
+  for (const auto& session : sessions_)
+    session->shut_down();
+}
+
+void Worker::close_sessions() {
+  while (!sessions_.empty())
+    sessions_.back()->close();
+}
+
+bool Worker::idle() const noexcept {
+  for (const auto& [serial, lane] : lanes_) {
+    if (!lane->idle()) return false;
+  }
+  return true;
+}
+
+bool Worker::serves(std::string_view serial) noexcept {
+  const auto worker = cards_->serving_worker(index_, serial);
+  if (!worker) return false;
+  if (*worker != index_) return true;
+  const card::IoQueue* const queue = cards_->queue(index_, serial);
+  return queue != nullptr && queue->ready();
+}
+
+// Slots that the plan lets take dialogs and whose cards answer: a struck-out card is out at once.
+kv::SlotMask Worker::routable_slots() noexcept {
+  unsigned mask = 0;
+  for (std::size_t slot = 0; slot < kv::kSlots; ++slot) {
+    const auto& serial = routing_->routable[slot];
+    if (serial && serves(*serial)) mask |= 1U << slot;
+  }
+  return static_cast<kv::SlotMask>(mask);
+}
+
+void Worker::execute(std::shared_ptr<Batch> batch) {
+  const auto slot = kv::slot_of(batch->dialog_id, routable_slots());
+  if (!slot) return fail(batch, Why::no_card);
+  const std::string& serial = *routing_->routable[*slot];
+  const auto worker = cards_->serving_worker(index_, serial);
+  if (!worker) return fail(batch, Why::no_card);
+  if (*worker == index_) return run_on_lane(std::move(batch), serial);
+  Worker* const peer = peers_[*worker];
+  couriers_[*worker]->send([peer, moved = std::move(batch), serial] { peer->run_on_lane(moved, serial); });
+}
+
+void Worker::run_on_lane(std::shared_ptr<Batch> batch, const std::string& serial) {
+  auto& lane = lanes_[serial];
+  if (lane == nullptr) {
+    const LaneContext context{.reactor = reactor_,
+                              .cards = *cards_,
+                              .worker = index_,
+                              .counters = shared_.counters[index_],
+                              .limits = shared_.limits,
+                              .sink = *this};
+    lane = std::make_unique<Lane>(context, serial);
+  }
+  lane->submit(std::move(batch));
+  wind_timer();
+}
+
+// Answers a batch that no card can take.
+void Worker::fail(const std::shared_ptr<Batch>& batch, Why why) {
+  Outcomes outcomes(shared_.counters[index_]);
+  outcomes.fail_rest(*batch, why);
+  batch->finished = true;
+  finished(batch);
+  drained(batch);
+}
+
+void Worker::finished(const std::shared_ptr<Batch>& batch) noexcept {
+  if (batch->home == index_) return finish_here(batch);
+  Worker* const home = peers_[batch->home];
+  couriers_[batch->home]->send([home, batch] { home->finish_here(batch); });
+}
+
+void Worker::drained(const std::shared_ptr<Batch>& batch) noexcept {
+  if (batch->home == index_) return drain_here(batch);
+  Worker* const home = peers_[batch->home];
+  couriers_[batch->home]->send([home, batch] { home->drain_here(batch); });
+}
+
+void Worker::finish_here(const std::shared_ptr<Batch>& batch) {
+  for (const Entry& entry : batch->entries) {
+    if (entry.quarantined && entry.block != arena::kNoBlock) batch->memory->leases.quarantine(entry.block);
+  }
+  if (batch->session != nullptr) batch->session->finished(batch);
+}
+
+void Worker::drain_here(const std::shared_ptr<Batch>& batch) {
+  for (const Entry& entry : batch->entries) {
+    if (entry.block == arena::kNoBlock) continue;
+    if (entry.quarantined) batch->memory->leases.release_quarantine(entry.block);
+    batch->memory->leases.unpin(entry.block);
+  }
+}
+
+void Worker::tick() {
+  timer_ = 0;
+  // By index from the end: a session that closes takes its own place away.
+  for (std::size_t i = sessions_.size(); i-- > 0;) {
+    if (i < sessions_.size()) sessions_[i]->tick();
+  }
+  for (const auto& [serial, lane] : lanes_) {
+    if (!lane->idle()) lane->tick();
+  }
+  wind_timer();
+}
+
+// Only while there is something to look at: an idle gateway does not wake up.
+void Worker::wind_timer() {
+  if (timer_ != 0 || (sessions_.empty() && idle())) return;
+  timer_ = reactor_.call_after(shared_.limits.tick, [this] { tick(); });
+}
+
+}  // namespace akv::gateway
