@@ -47,10 +47,11 @@ def canonical_address(text: str) -> str:
 
 def canonical_host(text: str) -> str:
     """The one spelling of a literal address or a host name. Raises AddressError."""
+    bare = _without_brackets(text)
     try:
-        return canonical_address(text)
+        return canonical_address(bare)
     except AddressError:
-        name = text.lower().removesuffix(".")
+        name = bare.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise AddressError(f"{text!r} is neither an IP address nor a host name")

@@ -21,7 +21,7 @@ _TRIES = 4
 
 
 async def create_cluster(client: EtcdClient, config: ClusterConfig) -> ClusterConfig:
-    """Write the cluster's identity once; returns the one that holds, maybe an older one. Raises StoreError."""
+    """Write the cluster's identity once; returns the one that holds, be it older. Raises StoreError."""
     value = codec.encode_config(config)
     for _ in range(_TRIES):
         try:

@@ -1,0 +1,60 @@
+"""Leases against a real etcd."""
+
+import asyncio
+
+from akv.etcd import etcd_pb2 as pb
+
+from controlplane.store import kv
+from controlplane.store.client import EtcdClient
+from controlplane.store.lease import Lease
+from controlplane.store.watch import Changes, Watch
+from tests.support.etcd import EtcdCluster
+
+
+async def test_kept_alive_past_its_time_and_revoked_at_the_end(etcd: EtcdCluster) -> None:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
+        lease = await Lease.grant(client, 2)
+        await client.txn([], [kv.put(b"/l", b"1", lease.id)])
+        assert lease.remaining() <= 2.0
+        await asyncio.sleep(2.6)
+        assert not lease.lost
+        assert await client.get(b"/l") is not None
+        await lease.close()
+        assert lease.lost
+        assert lease.remaining() == 0.0
+        assert await client.get(b"/l") is None
+
+
+async def test_a_lease_that_etcd_dropped_is_lost(etcd: EtcdCluster) -> None:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
+        lease = await Lease.grant(client, 2)
+        await client.write(lambda e: e.lease.LeaseRevoke, pb.LeaseRevokeRequest(id=lease.id))
+        async with asyncio.timeout(10):
+            await lease.wait_lost()
+        assert lease.lost
+        await lease.close()
+
+
+async def test_a_lease_is_lost_by_our_own_clock_when_etcd_is_silent(etcd_cluster: EtcdCluster) -> None:
+    async with EtcdClient(etcd_cluster.endpoints) as client:
+        lease = await Lease.grant(client, 2, seconds=5.0)
+        for member in etcd_cluster.members:
+            member.running.suspend()
+        async with asyncio.timeout(10):
+            await lease.wait_lost()
+        for member in etcd_cluster.members:
+            member.running.resume()
+        await lease.close(revoke=False)
+
+
+async def test_closed_without_revoking_the_keys_stay_until_it_expires(etcd: EtcdCluster) -> None:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
+        lease = await Lease.grant(client, 2)
+        await client.txn([], [kv.put(b"/l", b"1", lease.id)])
+        await lease.close(revoke=False)
+        assert await client.get(b"/l") is not None
+        revision = (await client.range(b"/l")).header.revision
+        async with Watch(client, [b"/l"], revision + 1) as changes, asyncio.timeout(20):
+            gone = await anext(changes)
+        assert isinstance(gone, Changes)
+        assert [(change.key, change.value) for change in gone.changes] == [(b"/l", None)]
