@@ -20,7 +20,7 @@ from akv.etcd import etcd_pb2 as pb
 
 from controlplane.base.backoff import Backoff, Clock, Deadline, Random
 from controlplane.base.logging import get_logger
-from controlplane.store.endpoints import HAS_LEADER, Endpoint, EndpointPool
+from controlplane.store.endpoints import HAS_LEADER, CallFailed, Endpoint, EndpointPool, outcome
 from controlplane.store.errors import (
     Action,
     OutcomeUnknown,
@@ -34,6 +34,7 @@ from controlplane.store.errors import (
 CALL_SECONDS = 0.5
 ATTEMPT_SHARE = 0.4
 _SHORTEST_ATTEMPT = 0.005
+_TAKEN_OUT = Verdict(Action.ELSEWHERE)
 
 log = get_logger("etcd-client")
 
@@ -204,23 +205,18 @@ class EtcdClient:
 
     async def _attempt(self, endpoint: Endpoint, rpc: Rpc[Q, R], request: Q, seconds: float) -> R:
         self.counts.attempts += 1
+        if endpoint.closed:
+            raise _AttemptFailed(endpoint, _TAKEN_OUT, "taken out of use")
         try:
-            answer = await rpc(endpoint)(request, timeout=seconds, metadata=HAS_LEADER)
-        except grpc.aio.AioRpcError as error:
-            code, text = error.code(), error.details() or error.code().name
-        except asyncio.CancelledError:
-            if _being_cancelled():
-                raise
-            # The channel was closed under the call: grpc.aio shows that as a cancellation.
-            code, text = grpc.StatusCode.CANCELLED, "connection closed"
-        else:
-            self.pool.answered(endpoint)
-            self._note_cluster(endpoint, answer.header)
-            return answer
-        verdict = judge(code, text)
-        if not verdict.live:
-            self.pool.quarantine(endpoint)
-        raise _AttemptFailed(endpoint, verdict, text)
+            answer = await outcome(rpc(endpoint)(request, timeout=seconds, metadata=HAS_LEADER))
+        except CallFailed as failed:
+            verdict = judge(failed.code, failed.text)
+            if not verdict.live:
+                self.pool.quarantine(endpoint)
+            raise _AttemptFailed(endpoint, verdict, failed.text) from None
+        self.pool.answered(endpoint)
+        self._note_cluster(endpoint, answer.header)
+        return answer
 
     def _failed(self, error: StoreError) -> StoreError:
         self.counts.failed_calls += 1
@@ -245,8 +241,3 @@ class EtcdClient:
                 now=f"{header.cluster_id:x}",
             )
         self.cluster_id = header.cluster_id
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from akv.etcd import etcd_pb2, etcd_pb2_grpc
@@ -42,6 +42,35 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+T = TypeVar("T")
+
+
+class CallFailed(Exception):
+    """A gRPC call that ended with a status other than OK."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+async def outcome(call: Awaitable[T]) -> T:
+    """The result of a gRPC call. Raises CallFailed.
+
+    A channel that is closed under a call cancels it; that is a failure of the call, and not a cancellation of
+    the task that waits for it.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise CallFailed(error.code(), error.details() or error.code().name) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CallFailed(grpc.StatusCode.CANCELLED, "connection closed") from None
+
+
 class Endpoint:
     """One etcd member's client address (canonical `host:port`), its channel and stubs."""
 
@@ -49,6 +78,7 @@ class Endpoint:
         self.address = address
         self.quarantined = False
         self.failed_probes = 0
+        self.closed = False
         self._credentials = credentials
         self._open()
 
@@ -69,13 +99,18 @@ class Endpoint:
         self._open()
         await old.close()
 
+    async def close(self, grace: float | None = None) -> None:
+        """Take no new calls; those under way have `grace` seconds."""
+        self.closed = True
+        await self.channel.close(grace)
+
     async def probe(self) -> str | None:
         """Ask whether the member answers and knows a leader; the reason when not."""
-        request = etcd_pb2.StatusRequest()
+        status = self.maintenance.Status
         try:
-            await self.maintenance.Status(request, timeout=PROBE_SECONDS, metadata=HAS_LEADER)
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
+            await outcome(status(etcd_pb2.StatusRequest(), timeout=PROBE_SECONDS, metadata=HAS_LEADER))
+        except CallFailed as failed:
+            return failed.text
         return None
 
 
@@ -119,7 +154,7 @@ class EndpointPool:
         }
         self._preferred = wanted.index(current) if current in wanted else 0
         for address in before.keys() - self._endpoints.keys():
-            self._background(before[address].channel.close(grace=CLOSE_GRACE_SECONDS))
+            self._background(before[address].close(CLOSE_GRACE_SECONDS))
 
     def candidates(self) -> list[Endpoint]:
         """All endpoints, best first."""
@@ -158,7 +193,7 @@ class EndpointPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(self._prober, *self._tasks, return_exceptions=True)
-        await asyncio.gather(*(endpoint.channel.close() for endpoint in self._endpoints.values()))
+        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
 
     def _release(self, endpoint: Endpoint) -> None:
         endpoint.quarantined = False
@@ -185,6 +220,8 @@ class EndpointPool:
 
     async def _probe(self, endpoint: Endpoint) -> None:
         """One probe. Only a failed one is logged: a single slow call, as in an election, is no news."""
+        if endpoint.closed:
+            return
         reason = await endpoint.probe()
         if reason is None:
             if endpoint.quarantined:
@@ -193,7 +230,7 @@ class EndpointPool:
         endpoint.failed_probes += 1
         if endpoint.failed_probes == 1:
             log.warning("etcd endpoint does not answer", endpoint=endpoint.address, reason=reason)
-        if endpoint.failed_probes % PROBES_BEFORE_NEW_CHANNEL == 0:
+        if not endpoint.closed and endpoint.failed_probes % PROBES_BEFORE_NEW_CHANNEL == 0:
             await endpoint.renew()
 
 

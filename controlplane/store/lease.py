@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import grpc
 from akv.etcd import etcd_pb2 as pb
 
 from controlplane.base.backoff import Backoff
 from controlplane.base.logging import get_logger
 from controlplane.store.client import EtcdClient
-from controlplane.store.endpoints import HAS_LEADER, Endpoint
+from controlplane.store.endpoints import HAS_LEADER, CallFailed, Endpoint, outcome
 from controlplane.store.errors import Action, StoreError, judge
 
 log = get_logger("etcd-lease")
@@ -82,7 +81,7 @@ class Lease:
                 if self.remaining() <= 0:
                     self._lose("no renewal was answered in time")
                     return
-                if await self._renew_at(endpoint):
+                if not endpoint.closed and await self._renew_at(endpoint):
                     return
             await asyncio.sleep(min(pause.next(), self.remaining()))
 
@@ -90,11 +89,11 @@ class Lease:
         """One renewal; True when there is an answer, be it that the lease is gone."""
         sent = self._client.clock()
         try:
-            granted = await self._exchange(endpoint)
-        except grpc.aio.AioRpcError as error:
-            verdict = judge(error.code(), error.details() or "")
+            granted = await outcome(self._exchange(endpoint))
+        except CallFailed as failed:
+            verdict = judge(failed.code, failed.text)
             if verdict.action is Action.FATAL:
-                self._lose(error.details() or "refused")
+                self._lose(failed.text)
                 return True
             if not verdict.live:
                 self._pool.quarantine(endpoint)

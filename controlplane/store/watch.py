@@ -185,7 +185,7 @@ class Watch:
             self._endpoint = None
             call.cancel()
             await _end(pinger)
-            await endpoint.channel.close()
+            await endpoint.close()
 
     async def _create(self, call: grpc.aio.StreamStreamCall[pb.WatchRequest, pb.WatchResponse]) -> None:
         self._waiting = set(range(1, len(self._prefixes) + 1))

@@ -115,6 +115,27 @@ async def test_endpoints_are_replaced_at_run_time(etcd: EtcdCluster, loopback_ne
             assert await waiting is None, "the call under way goes on at the new endpoint"
 
 
+async def test_a_call_passes_over_endpoints_that_were_taken_out_meanwhile(
+    etcd: EtcdCluster, loopback_net: LoopbackNet
+) -> None:
+    with black_hole(loopback_net.host(1)) as silent, black_hole(loopback_net.host(2)) as other:
+        async with EtcdClient([silent, other], call_seconds=5.0) as client:
+            waiting = asyncio.create_task(client.get(b"/k"))
+            await eventually(lambda: client.counts.attempts == 1, "a call is under way")
+            client.set_endpoints(etcd.endpoints)
+            assert await waiting is None
+
+
+async def test_a_call_under_way_ends_with_the_client(loopback_net: LoopbackNet) -> None:
+    with black_hole(loopback_net.host(1)) as silent:
+        client = EtcdClient([silent], call_seconds=0.5)
+        waiting = asyncio.create_task(client.get(b"/k"))
+        await eventually(lambda: client.counts.attempts == 1, "a call is under way")
+        await client.close()
+        with pytest.raises(StoreUnavailable):
+            await waiting
+
+
 async def test_closing_a_channel_under_a_call_is_an_error_of_the_call(
     etcd: EtcdCluster, loopback_net: LoopbackNet
 ) -> None:

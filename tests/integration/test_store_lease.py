@@ -8,6 +8,8 @@ from controlplane.store import kv
 from controlplane.store.client import EtcdClient
 from controlplane.store.lease import Lease
 from controlplane.store.watch import Changes, Watch
+from tests.support.addresses import LoopbackNet
+from tests.support.blackhole import black_hole
 from tests.support.etcd import EtcdCluster
 
 
@@ -58,3 +60,17 @@ async def test_closed_without_revoking_the_keys_stay_until_it_expires(etcd: Etcd
             gone = await anext(changes)
         assert isinstance(gone, Changes)
         assert [(change.key, change.value) for change in gone.changes] == [(b"/l", None)]
+
+
+async def test_a_lease_outlives_the_replacement_and_renewal_of_its_channels(
+    etcd: EtcdCluster, loopback_net: LoopbackNet
+) -> None:
+    with black_hole(loopback_net.host(1)) as silent:
+        async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
+            lease = await Lease.grant(client, 2)
+            client.set_endpoints([silent, *etcd.endpoints])
+            await asyncio.sleep(1.5)
+            client.set_endpoints(etcd.endpoints)
+            await asyncio.sleep(1.0)
+            assert not lease.lost
+            await lease.close()
