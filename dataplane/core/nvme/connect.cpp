@@ -46,7 +46,7 @@ bool set_nqn(char (&field)[256], std::string_view nqn) {
 std::string_view get_nqn(const char (&field)[256]) {
   const std::string_view whole(field, sizeof field);
   const auto end = whole.find('\0');
-  if (end == std::string_view::npos || end > kNqnMaxBytes) return {};
+  if (end > kNqnMaxBytes) return {};  // npos, when nothing ends it, is larger too
   return whole.substr(0, end);
 }
 
