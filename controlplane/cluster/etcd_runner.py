@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from controlplane.base.logging import get_logger
 
 QUOTA_BYTES = 1 << 30
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 _GUARD = Path(__file__).with_name("child_guard.py")
 _TAIL_BYTES = 2000
 
@@ -150,11 +150,6 @@ def _tail(path: Path) -> str:
         return ""
     lines = data.decode("utf-8", "replace").strip().splitlines()
     return " | ".join(lines[:1] + lines[1:][-3:])
-
-
-def has_data(data_dir: Path) -> bool:
-    """Whether the directory holds a member's write-ahead log; without it etcd starts as a stranger."""
-    return any((data_dir / "member" / "wal").glob("*.wal"))
 
 
 def set_data_aside(data_dir: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from controlplane.cluster.errors import ClusterError, Unavailable
+from controlplane.cluster.etcd_wal import MemberIds
 from controlplane.cluster.membership_file import Membership
-from controlplane.cluster.supervisor import MemberIds
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
 from controlplane.store.endpoints import canonical_endpoint

@@ -25,7 +25,6 @@ from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 
 KEEPER_SECONDS = 1.0
-CARD_CLI_SECONDS = 5.0
 METRICS_SECONDS = 2.0
 
 log = get_logger("service")
@@ -56,7 +55,7 @@ class ClusterService:
         )
         self._keeper = Keeper(settings, self._supervisor, self._link)
         self._leader = Leader(settings, self._supervisor, self._link, self._metrics)
-        cli = CardCli(settings.card_cli, CARD_CLI_SECONDS)
+        cli = CardCli(settings.card_cli, min(5.0, max(1.0, settings.cycle_seconds)))
         self._discovery = Discovery(settings, self._supervisor, self._link, cli)
         self._administration = Administration(settings, self._supervisor)
         operations = HostOperations(

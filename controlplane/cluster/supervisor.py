@@ -10,30 +10,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from controlplane.base.backoff import Backoff, Clock
 from controlplane.base.logging import get_logger
 from controlplane.cluster import member_client
 from controlplane.cluster.errors import ClusterError, NotFound, Unavailable
 from controlplane.cluster.etcd_binary import EtcdBinaryError
-from controlplane.cluster.etcd_runner import EtcdExit, EtcdRunner, EtcdStart, has_data, set_data_aside
+from controlplane.cluster.etcd_runner import EtcdExit, EtcdRunner, EtcdStart, set_data_aside
+from controlplane.cluster.etcd_wal import MemberIds, data_ids, has_data
 from controlplane.cluster.membership_file import Membership, MembershipFile, PeerHost
 from controlplane.cluster.settings import ClusterSettings
 
 STARTING_POLL_SECONDS = 0.1
 STABLE_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.3, 5.0
+# Go's exit code of a panic. etcd panics when its log is truncated, older than the cluster's, or another
+# member's; a taken port or a bad flag ends it with 1.
+PANIC = 2
+PANICS_LIMIT = 3
 
 log = get_logger("member")
-
-
-@dataclass(frozen=True, slots=True)
-class MemberIds:
-    """Who answers at the host's own client URL."""
-
-    member_id: int
-    cluster_id: int
 
 
 Probe = Callable[[], Awaitable[MemberIds | None]]
@@ -63,6 +60,7 @@ class MemberSupervisor:
         self._granted = False  # a place that was just given: start clean, whatever lies in the data directory
         self._changed = asyncio.Event()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._panics = 0
         self.problem = ""
         self.listeners: list[asyncio.Event] = []
 
@@ -117,6 +115,7 @@ class MemberSupervisor:
         ended = await self._attend(membership.cluster_uuid)
         if self._clock() - began >= STABLE_SECONDS:
             self._backoff.reset()
+            self._panics = 0
         if ended is not None:
             await self._judge_end(ended)
 
@@ -131,6 +130,10 @@ class MemberSupervisor:
             set_data_aside(data_dir)
         elif self._membership.phase != "creating" and not has_data(data_dir):
             await self._ask_for_place(self._membership)
+            return None
+        elif (ids := data_ids(data_dir)) is not None and _foreign(self._membership, ids):
+            self._report(_foreign_text(self._membership, ids))
+            set_data_aside(data_dir)
             return None
         return self._membership
 
@@ -179,10 +182,7 @@ class MemberSupervisor:
             return ""
         if _foreign(membership, ids):
             set_data_aside(self._settings.data_dir)
-            return (
-                f"its data are of member {ids.member_id:x} in etcd cluster {ids.cluster_id:x}, "
-                f"this host is member {membership.member_id:x} in {membership.etcd_cluster_id:x}"
-            )
+            return _foreign_text(membership, ids)
         self.problem = ""
         if not membership.has_run:
             self._set(membership.ran_as(ids.member_id, ids.cluster_id))
@@ -197,6 +197,11 @@ class MemberSupervisor:
             set_data_aside(self._settings.data_dir)
             return
         self._report(f"etcd ended with code {ended.code}: {ended.last_words}")
+        self._panics = self._panics + 1 if ended.code == PANIC else 0
+        if self._panics >= PANICS_LIMIT and membership is not None and membership.peers:
+            self._panics = 0
+            self._report(f"its data can't be used, etcd panicked {PANICS_LIMIT} times in a row")
+            set_data_aside(self._settings.data_dir)
         await self._pause()
 
     async def _was_removed(self, membership: Membership) -> bool:
@@ -289,3 +294,10 @@ def place_of(answer: member_client.Join, peers: tuple[PeerHost, ...]) -> Members
 def _foreign(membership: Membership, ids: MemberIds) -> bool:
     other_member = membership.member_id not in {0, ids.member_id}
     return other_member or membership.etcd_cluster_id not in {0, ids.cluster_id}
+
+
+def _foreign_text(membership: Membership, ids: MemberIds) -> str:
+    return (
+        f"its data are of member {ids.member_id:x} in etcd cluster {ids.cluster_id:x}, "
+        f"this host is member {membership.member_id:x} in {membership.etcd_cluster_id:x}"
+    )

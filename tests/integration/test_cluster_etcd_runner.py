@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster.etcd_binary import find_etcd
-from controlplane.cluster.etcd_runner import ChildEtcd, EtcdStart, has_data, set_data_aside
+from controlplane.cluster.etcd_runner import ChildEtcd, EtcdStart, set_data_aside
+from controlplane.cluster.etcd_wal import data_ids, has_data
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdMember
 from tests.support.procs import Program, python_environment, wait_until
@@ -41,6 +42,13 @@ async def test_it_serves_keeps_its_data_private_and_stops_when_asked(
     await runner.start(start)
     await answers(EtcdMember("h1", loopback_net.host(1), start.data_dir))
     assert has_data(start.data_dir)
+    status = EtcdMember("h1", loopback_net.host(1), start.data_dir).call("maintenance/status")
+    ids = data_ids(start.data_dir)
+    assert ids is not None
+    assert (str(ids.member_id), str(ids.cluster_id)) == (
+        status["header"]["member_id"],
+        status["header"]["cluster_id"],
+    )
     assert stat.S_IMODE(start.data_dir.stat().st_mode) == 0o700
     await runner.stop()
     assert not runner.running

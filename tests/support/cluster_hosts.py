@@ -1,4 +1,4 @@
-"""Cluster hosts on loopback addresses: `awide-cluster` with a real etcd, a card CLI and a card exporter each."""
+"""Cluster hosts on loopback addresses: `awide-cluster`, a real etcd, a card CLI and an exporter each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from akv.v1 import cluster_pb2
+
+from clustercli import render
+from clustercli.call import CallError, call_cluster
+from controlplane.base.addresses import parse_host_port
 from controlplane.cluster.etcd_binary import find_etcd
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdMember
@@ -155,6 +161,22 @@ def cli_json(host: ClusterHost, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(outcome.stdout))
 
 
+def ask_cluster(host: ClusterHost) -> dict[str, Any]:
+    """get_cluster's document, without a process of its own: for polls. Raises CallError."""
+    answer = _call(host, "get_cluster", lambda stub: stub.GetCluster, cluster_pb2.GetClusterRequest())
+    return render.cluster_document(answer)
+
+
+def ask_members(host: ClusterHost) -> dict[str, Any]:
+    """get_members' document, as `ask_cluster`."""
+    answer = _call(host, "get_members", lambda stub: stub.GetMembers, cluster_pb2.GetMembersRequest())
+    return render.members_document(answer)
+
+
+def _call(host: ClusterHost, action: str, method: Any, request: Any) -> Any:
+    return call_cluster(parse_host_port(host.api), 10.0, action, method, request)
+
+
 def cards_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cards of a get_cluster document by serial."""
     return {card["xdp_serial"]: card for host in document["hosts"] for card in host["cards"]}
@@ -173,8 +195,8 @@ def cluster_hosts(
             host.start()
         yield hosts
     finally:
-        for host in hosts:
-            host.stop()
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            list(pool.map(ClusterHost.stop, hosts))
 
 
 def join_all(hosts: list[ClusterHost]) -> None:
@@ -187,13 +209,13 @@ def join_all(hosts: list[ClusterHost]) -> None:
 
 
 def wait_voters(host: ClusterHost, voters: int, seconds: float = 30.0) -> dict[str, Any]:
-    """Until the cluster has this many voters and no member that never started; returns get_members' document."""
+    """Until the cluster has this many voters and all members started; get_members' document."""
 
     def settled() -> dict[str, Any] | None:
-        outcome = clustercli("--host", host.api, "--output", "json", "get_members")
-        if outcome.returncode != 0:
+        try:
+            document = ask_members(host)
+        except CallError:
             return None
-        document = dict(json.loads(outcome.stdout))
         members = document["members"]
         right = sum(not member["learner"] for member in members) == voters
         return document if right and all(member["started"] for member in members) else None
@@ -202,7 +224,7 @@ def wait_voters(host: ClusterHost, voters: int, seconds: float = 30.0) -> dict[s
 
 
 def _fast_etcd(directory: Path) -> Path:
-    """A program that runs etcd without fsync: no test loses power, and a slow disk must not decide elections."""
+    """Runs etcd without fsync: no test loses power, and a slow disk must not decide elections."""
     wrapper = directory / "etcd-fast"
     wrapper.write_text(f'#!/bin/sh\nexec {find_etcd().path} --unsafe-no-fsync "$@"\n')
     wrapper.chmod(0o755)

@@ -59,7 +59,7 @@ def test_a_registered_serial_with_another_identity_is_an_error_and_changes_nothi
     impostor = replace(ZERO, nqn=NQN + "other")
     changes = plan_cards("h1", [impostor], [ZERO], KNOWN)
     assert (changes.put, changes.gone, changes.register) == ((), (), ())
-    assert "another identity" in changes.errors[0]
+    assert "another NQN" in changes.errors[0]
 
 
 def test_an_unreadable_record_is_repaired_or_removed() -> None:
