@@ -1,0 +1,119 @@
+"""`akv`: the one-machine demo."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from controlplane.apps.demo.errors import DemoError
+from controlplane.apps.demo.report import print_report, write_report
+from controlplane.apps.demo.settings import DemoSettings
+from controlplane.apps.demo.story import tell
+from controlplane.base.version import program_version
+
+PROGRAM = "akv"
+EXIT_BROKEN, EXIT_UNABLE, EXIT_INTERRUPTED = 1, 2, 130
+
+_EPILOG = """\
+exit codes of `akv demo`:
+  0    seven promises were kept and no block was wrong
+  1    a promise was broken; the table and the report say which
+  2    the demo could not run
+  130  stopped by a signal; every process that it had started was ended
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program; exits with the codes of `--help`."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = command(options)
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: stopped; every process was ended", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except (DemoError, OSError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        code = EXIT_UNABLE
+    sys.exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _demo(options: argparse.Namespace) -> int:
+    settings = DemoSettings(
+        requests=options.requests,
+        block_bytes=options.block_bytes,
+        trace=options.trace.absolute() if options.trace else None,
+        report=options.report.absolute() if options.report else None,
+        keep=options.keep,
+    )
+    if settings.report is not None and not settings.report.parent.is_dir():
+        raise DemoError(f"--report {settings.report}: its folder does not exist; create it, or name another")
+    began = time.monotonic()
+    report = tell(settings, lambda line: print(f"[{time.monotonic() - began:6.1f} s] {line}", flush=True))
+    print_report(report)
+    if settings.report is not None:
+        write_report(report, settings.report)
+    return 0 if report.good else EXIT_BROKEN
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(PROGRAM, description="The card cluster on one machine.")
+    parser.add_argument("--version", action="version", version=program_version(PROGRAM))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="replay a conversation trace through cards that come and go",
+        description="Starts three storage hosts, software cards and a gateway on loopback addresses of this "
+        "machine, replays a conversation trace, and measures seven promises while cards, etcd members and "
+        "processes come and go.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    defaults = DemoSettings()
+    demo.set_defaults(command=_demo)
+    demo.add_argument("--report", type=Path, metavar="FILE", help="write the results as JSON")
+    demo.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines; default: the published trace, else one made for the run",
+    )
+    demo.add_argument(
+        "--requests",
+        type=_positive,
+        default=defaults.requests,
+        metavar="N",
+        help="rows of the trace (%(default)s)",
+    )
+    demo.add_argument(
+        "--block-bytes", type=_block_bytes, default=defaults.block_bytes, metavar="B", help="(%(default)s)"
+    )
+    demo.add_argument("--keep", action="store_true", help="keep the directory with logs and files")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _block_bytes(text: str) -> int:
+    value = _positive(text)
+    if not 64 <= value <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} is not between 64 and {1 << 20} bytes")
+    return value
+
+
+if __name__ == "__main__":
+    main()
