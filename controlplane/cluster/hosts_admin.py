@@ -113,7 +113,7 @@ class HostsAdmin:
         await clear_join(client, host)
         log.info("host disabled", host=host, forget_cards=forget_cards)
         forgotten = await self._forget(client, picture, host) if forget_cards else []
-        await self._wait_gone(membership, client, record, deadline)
+        await self._wait_gone(client, record, deadline)
         return cluster_pb2.RemoveNodeResponse(forgotten_serials=forgotten)
 
     async def _check_removal(self, client: EtcdClient, picture: ClusterSnapshot, record: HostRecord) -> None:
@@ -141,20 +141,18 @@ class HostsAdmin:
                 log.info("card forgotten", serial=card.xdp_serial, host=host)
         return forgotten
 
-    async def _wait_gone(
-        self, membership: Membership, client: EtcdClient, record: HostRecord, deadline: Deadline
-    ) -> None:
-        """Wait for the leader's step. The host that is asked may be the one that leaves."""
+    async def _wait_gone(self, client: EtcdClient, record: HostRecord, deadline: Deadline) -> None:
+        """Wait for the leader's step, through the election that the end of a raft leader's member brings.
+
+        The host that is asked may be the one that leaves: then it ends without a client.
+        """
         peer_url = record.addresses.get("etcd_peer")
-        while True:
+        while self._supervisor.membership is not None:
             try:
-                members = await list_members(client)
-            except StoreError:
-                if self._supervisor.membership is None:
+                if not any(peer_url in member.peer_urls for member in await list_members(client)):
                     return
-                raise
-            if not any(peer_url in member.peer_urls for member in members):
-                return
+            except StoreError as error:
+                log.info("remove_node waits", host=record.host, reason=str(error))
             if deadline.remaining() < 1.0:
                 raise TookTooLong(
                     f"{record.host} is disabled, but the leader has not removed its etcd member yet; "
