@@ -172,7 +172,8 @@ std::uint32_t frame_pdu(CommonHeader& header, std::uint32_t data, const Framing&
   if (data == 0) return prefix;
   const auto alignment = framing.alignment();
   prefix = (prefix + alignment - 1) / alignment * alignment;
-  header.pdo = static_cast<std::uint8_t>(prefix);
+  // PDO is reserved in termination requests, whose data follows the header at once.
+  if (!is_term_req(static_cast<PduType>(header.type))) header.pdo = static_cast<std::uint8_t>(prefix);
   header.plen = prefix + data;
   if (framing.ddgst) {
     header.flags |= kPduDdgst;

@@ -1,0 +1,128 @@
+#include "softcard/card.hpp"
+
+#include <malloc.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/events.hpp"
+#include "base/reactor.hpp"
+#include "softcard/control.hpp"
+#include "softcard/file_store.hpp"
+#include "softcard/memory_store.hpp"
+#include "softcard/options.hpp"
+#include "softcard/state_dir.hpp"
+#include "softcard/target.hpp"
+
+namespace akv::softcard {
+namespace {
+
+// Descriptors apart from connections: listener, control, file, epoll, logs.
+constexpr rlim_t kSpareDescriptors = 64;
+
+// Values are large and of few sizes: without this, each store maps and unmaps its memory, and the page faults
+// cost as much as the copy.
+void keep_freed_memory() {
+  constexpr int never_map = 1 << 30;
+  constexpr int keep = 1 << 28;
+  ::mallopt(M_MMAP_THRESHOLD, never_map);
+  ::mallopt(M_TRIM_THRESHOLD, keep);
+}
+
+void raise_descriptor_limit(std::uint32_t connections) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = connections + kSpareDescriptors;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  // Without it the card takes fewer connections; accept() then waits for free descriptors.
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted) {
+    log_event(Level::warning, "descriptor_limit_low", {{"limit", limit.rlim_cur}, {"wanted", wanted}});
+  }
+}
+
+// SIGTERM and SIGINT as events of the reactor.
+class StopSignals final : private FdHandler {
+ public:
+  explicit StopSignals(Reactor& reactor) : reactor_(reactor) {
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    ::sigaddset(&signals, SIGTERM);
+    ::sigaddset(&signals, SIGINT);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    fd_.reset(::signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
+    if (!fd_) throw std::system_error(errno, std::generic_category(), "signalfd");
+    reactor_.add(fd_.get(), EPOLLIN, *this);
+  }
+  ~StopSignals() { reactor_.remove(fd_.get()); }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  void on_events(std::uint32_t) noexcept override { reactor_.stop(); }
+
+  Reactor& reactor_;
+  UniqueFd fd_;
+};
+
+std::unique_ptr<Store> open_store(const CardConfig& card) {
+  if (!card.file) return std::make_unique<MemoryStore>(card.capacity, card.max_value_bytes);
+  return std::make_unique<FileStore>(CardFileSpec{.path = *card.file,
+                                                  .serial = card.serial,
+                                                  .capacity = card.capacity,
+                                                  .max_value_bytes = card.max_value_bytes});
+}
+
+CardRecord record_of(const CardConfig& card, const TcpEndpoint& endpoint) {
+  return {.id = card.id,
+          .serial = card.serial,
+          .nqn = card.nqn,
+          .uuid = uuid_text(card.uuid),
+          .addresses = {endpoint},
+          .running = true};
+}
+
+nlohmann::ordered_json card_stats(const CardConfig& card, const Target& target) {
+  nlohmann::ordered_json stats{{"id", card.id}, {"serial", card.serial}, {"state", "running"}};
+  stats.update(target.stats());
+  return stats;
+}
+
+}  // namespace
+
+void serve_card(const ServeOptions& options) {
+  const auto& card = options.card;
+  keep_freed_memory();
+  raise_descriptor_limit(card.max_connections);
+  const CardSeat seat(options.state_dir, card.id, card.serial);
+  Reactor reactor;
+  const StopSignals signals(reactor);
+  const auto store = open_store(card);
+  Target target(reactor, card, *store);
+  target.listen(options.listen);
+  const ControlServer control(
+      reactor, seat.listen_control(),
+      {.stats = [&] { return card_stats(card, target); }, .stop = [&] { reactor.stop(); }});
+  seat.publish(record_of(card, target.endpoint()));
+  log_event(Level::info, "ready",
+            {{"id", card.id},
+             {"serial", card.serial},
+             {"traddr", target.endpoint().address},
+             {"trsvcid", std::to_string(target.endpoint().port)},
+             {"address", target.endpoint().text()},
+             {"port", target.endpoint().port},
+             {"keys", store->stats().keys}});
+  reactor.run();
+  target.shut_down();
+  store->flush();
+  log_event(Level::info, "stopped", {{"id", card.id}, {"serial", card.serial}});
+}
+
+}  // namespace akv::softcard

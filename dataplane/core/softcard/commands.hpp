@@ -1,0 +1,29 @@
+// What the card does with commands. Each function answers through the connection, now or (a store whose data
+// has still to come) later.
+#pragma once
+
+#include <cstdint>
+
+#include "nvme/kv.hpp"
+#include "softcard/value.hpp"
+
+namespace akv::softcard {
+
+class Connection;
+struct Request;
+
+// Before Connect: nothing but Connect.
+void execute_unconnected(Connection& connection, const Request& request);
+void execute_admin(Connection& connection, const Request& request);
+void execute_io(Connection& connection, const Request& request);
+
+// The data of a store is complete.
+void finish_store(Connection& connection, std::uint16_t cid, const nvme::KvCommand& command, Value value);
+
+// Fabrics commands on a connected queue (NVMe Base 2.0, 6).
+void execute_fabrics(Connection& connection, const Request& request);
+
+// Identify (5.17), with its parameters checked by execute_admin.
+void execute_identify(Connection& connection, const Request& request);
+
+}  // namespace akv::softcard

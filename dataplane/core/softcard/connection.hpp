@@ -1,0 +1,115 @@
+// One NVMe/TCP connection: one queue pair of one controller, seen from the card.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "base/reactor.hpp"
+#include "base/unique_fd.hpp"
+#include "nvme/kv.hpp"
+#include "nvme/pdu.hpp"
+#include "softcard/receiver.hpp"
+#include "softcard/transfers.hpp"
+#include "softcard/tx_queue.hpp"
+
+namespace akv::softcard {
+
+class Controller;
+class Target;
+
+// A command that came with all of its data.
+struct Request {
+  nvme::Sqe sqe{};
+  SharedBytes data;  // in-capsule
+  std::uint32_t data_bytes{0};
+
+  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), data_bytes}; }
+};
+
+class Connection final : public FdHandler, public BudgetWaiter {
+ public:
+  Connection(Target& target, UniqueFd socket, std::uint64_t id);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] Target& target() const noexcept { return target_; }
+  [[nodiscard]] Controller* controller() const noexcept { return controller_; }
+  [[nodiscard]] std::uint16_t qid() const noexcept { return qid_; }
+
+  void on_events(std::uint32_t events) noexcept override;
+  bool use_budget() override;
+  // Closes what is over a deadline; called a few times a second.
+  void check_deadlines(TimePoint now);
+
+  // Answers of commands. `result` is DW0 and DW1.
+  void respond(std::uint16_t cid, nvme::Status status, std::uint64_t result = 0);
+  // C2HData, then the completion in a PDU of its own: only there is room for `result` (the size of a value).
+  void respond_data(std::uint16_t cid, TxQueue::Payload data, std::uint64_t result = 0);
+
+  // Sends what was answered. Events of this connection end with it; others that answer here must call it.
+  void flush();
+
+  // A successful Connect: `entries` is the queue's size.
+  void attach(Controller& controller, std::uint16_t qid, std::uint16_t entries, bool sq_flow_control);
+  // A store whose data the host holds: asks for it.
+  void begin_store(std::uint16_t cid, const nvme::KvCommand& command);
+  [[nodiscard]] bool abort_waiting_store(std::uint16_t cid) { return transfers_.cancel_waiting(cid); }
+
+  // The owner destroys the object once the current event is over.
+  void close(std::string_view why) noexcept;
+
+ private:
+  enum class Phase : std::uint8_t { initialize, connect, live, terminating, closed };
+
+  void handle_events(std::uint32_t events);
+  void receive();
+  void process();
+  [[nodiscard]] bool process_one();
+  void handle_pdu(const nvme::PduHeader& header);
+  void initialize(const nvme::PduHeader& header);
+  void begin_capsule(const nvme::PduHeader& header);
+  void begin_h2c_data(const nvme::PduHeader& header);
+  void end_data();
+  void end_h2c_data(std::uint16_t tag);
+  void execute(Request request);
+  void ask_for_data(std::uint16_t tag);
+
+  void update_interest();
+  void terminate(const nvme::FatalError& error, std::span<const std::byte> header);
+  void drain();
+  void watch_partial_pdu(TimePoint now);
+
+  [[nodiscard]] bool open() const noexcept { return phase_ != Phase::terminating && phase_ != Phase::closed; }
+
+  Target& target_;
+  UniqueFd socket_;
+  std::uint64_t id_;
+  Phase phase_{Phase::initialize};
+  std::uint32_t interest_{0};
+  bool paused_{false};  // reads nothing until the host takes its answers
+
+  nvme::ReceiveRules rules_;
+  nvme::Framing send_framing_{};
+  Receiver rx_;
+  TxQueue tx_;
+  TransferTable transfers_;
+  Request request_{};                     // whose in-capsule data is being received
+  std::optional<std::uint16_t> h2c_tag_;  // whose H2CData is being received
+  std::uint32_t h2c_bytes_{0};
+
+  Controller* controller_{nullptr};
+  std::uint16_t qid_{0};
+  std::uint32_t entries_{1};  // of the submission queue
+  std::uint16_t sqhd_{0};
+  bool sq_flow_control_{true};
+
+  TimePoint phase_deadline_;
+  std::optional<TimePoint> pdu_deadline_;
+  std::optional<TimePoint> tx_deadline_;
+  std::uint64_t tx_sent_{0};
+};
+
+}  // namespace akv::softcard

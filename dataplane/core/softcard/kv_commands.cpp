@@ -1,0 +1,163 @@
+// The Key Value Command Set (NVMe KV 1.0, 3.2).
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.hpp"
+#include "softcard/commands.hpp"
+#include "softcard/connection.hpp"
+#include "softcard/controller.hpp"
+#include "softcard/target.hpp"
+
+namespace akv::softcard {
+namespace {
+
+using nvme::KvCommand;
+using nvme::KvOpcode;
+using nvme::Status;
+
+bool is_kv_opcode(std::uint8_t opcode) {
+  switch (static_cast<KvOpcode>(opcode)) {
+    case KvOpcode::store:
+    case KvOpcode::retrieve:
+    case KvOpcode::list:
+    case KvOpcode::remove:
+    case KvOpcode::exist:
+      return true;
+  }
+  return false;
+}
+
+// 3.2.5, store options.
+Status check_options(const Store& store, const KvCommand& command) {
+  if ((command.options & (nvme::kStoreOnlyIfKeyExists | nvme::kStoreOnlyIfKeyIsNew)) == 0)
+    return nvme::kSuccess;
+  const bool exists = store.contains(command.key);
+  if (!exists && (command.options & nvme::kStoreOnlyIfKeyExists) != 0) return nvme::kKvKeyDoesNotExist;
+  if (exists && (command.options & nvme::kStoreOnlyIfKeyIsNew) != 0) return nvme::kKvKeyExists;
+  return nvme::kSuccess;
+}
+
+void store(Connection& connection, const Request& request, const KvCommand& command) {
+  const auto& sgl = request.sqe.sgl;
+  auto& target = connection.target();
+  const auto fail = [&](Status status) { connection.respond(request.sqe.cid, status); };
+  if (command.size > target.store().max_value_bytes()) return fail(nvme::dnr(nvme::kKvInvalidValueSize));
+  if (sgl.length != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
+  if (const auto status = check_options(target.store(), command); status != nvme::kSuccess)
+    return fail(status);
+  if (sgl.identifier == nvme::kSglInCapsule || command.size == 0) {
+    if (sgl.identifier == nvme::kSglInCapsule && sgl.address != 0)
+      return fail(nvme::dnr(nvme::kSglOffsetInvalid));
+    if (request.data_bytes != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
+    return finish_store(connection, request.sqe.cid, command, {.bytes = request.data, .size = command.size});
+  }
+  if (sgl.identifier != nvme::kSglTransport) return fail(nvme::dnr(nvme::kSglTypeInvalid));
+  if (request.data_bytes != 0) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
+  connection.begin_store(request.sqe.cid, command);
+}
+
+// Whether `size` bytes can go to the host by the command's SGL.
+Status check_buffer(const Target& target, const Request& request, std::uint32_t size) {
+  if (size > target.max_transfer_bytes()) return nvme::dnr(nvme::kInvalidField);
+  if (size == 0) return nvme::kSuccess;
+  if (request.sqe.sgl.identifier != nvme::kSglTransport) return nvme::dnr(nvme::kSglTypeInvalid);
+  if (request.sqe.sgl.length != size) return nvme::dnr(nvme::kDataSglLengthInvalid);
+  return nvme::kSuccess;
+}
+
+void retrieve(Connection& connection, const Request& request, const KvCommand& command) {
+  auto& target = connection.target();
+  const auto cid = request.sqe.cid;
+  if (const auto status = check_buffer(target, request, command.size); status != nvme::kSuccess) {
+    return connection.respond(cid, status);
+  }
+  Value value;
+  if (const auto status = target.store().get(command.key, value); status != nvme::kSuccess) {
+    ++target.counters().retrieve_misses;
+    return connection.respond(cid, status);
+  }
+  const auto bytes = value.view().first(std::min(value.size, command.size));
+  target.counters().bytes_out += bytes.size();
+  connection.respond_data(cid, {.hold = value.bytes, .bytes = bytes}, value.size);
+}
+
+// 3.2.2: as many keys as the host's buffer takes, in bytewise order.
+void list(Connection& connection, const Request& request, const KvCommand& command) {
+  const auto status = check_buffer(connection.target(), request, command.size);
+  if (status != nvme::kSuccess) return connection.respond(request.sqe.cid, status);
+  if (command.size < nvme::kListHeaderBytes) {
+    return connection.respond(request.sqe.cid, nvme::dnr(nvme::kInvalidField));
+  }
+  auto bytes = allocate_bytes(command.size);
+  std::size_t used = nvme::kListHeaderBytes;
+  std::uint32_t count = 0;
+  connection.target().store().walk(command.key, [&](const nvme::KvKey& key) {
+    const auto entry = nvme::list_entry_bytes(key.length);
+    if (used + entry > command.size) return false;
+    std::memset(bytes.get() + used, 0, entry);
+    store_le(bytes.get() + used, std::uint16_t{key.length});
+    std::memcpy(bytes.get() + used + 2, key.bytes.data(), key.length);
+    used += entry;
+    ++count;
+    return true;
+  });
+  store_le(bytes.get(), count);
+  const std::span<const std::byte> data(bytes.get(), used);
+  connection.respond_data(request.sqe.cid, {.hold = std::move(bytes), .bytes = data});
+}
+
+void dispatch(Connection& connection, const Request& request, const KvCommand& command) {
+  auto& target = connection.target();
+  auto& counters = target.counters();
+  const auto cid = request.sqe.cid;
+  if (command.key.length == 0 && command.opcode != KvOpcode::list) {
+    return connection.respond(cid, nvme::dnr(nvme::kKvInvalidKeySize));
+  }
+  switch (command.opcode) {
+    case KvOpcode::store:
+      ++counters.store;
+      return store(connection, request, command);
+    case KvOpcode::retrieve:
+      ++counters.retrieve;
+      return retrieve(connection, request, command);
+    case KvOpcode::list:
+      ++counters.list;
+      return list(connection, request, command);
+    case KvOpcode::remove:
+      ++counters.remove;
+      return connection.respond(cid, target.store().remove(command.key));
+    case KvOpcode::exist:
+      ++counters.exist;
+      return connection.respond(
+          cid, target.store().contains(command.key) ? nvme::kSuccess : nvme::kKvKeyDoesNotExist);
+  }
+}
+
+}  // namespace
+
+void execute_io(Connection& connection, const Request& request) {
+  const auto& sqe = request.sqe;
+  const auto fail = [&](Status status) { connection.respond(sqe.cid, nvme::dnr(status)); };
+  if ((sqe.flags & nvme::kFlagPsdtMask) != nvme::kFlagSgl) return fail(nvme::kInvalidField);
+  if (sqe.opcode == nvme::kFabricsOpcode) return execute_fabrics(connection, request);
+  if (!connection.controller()->csts().ready()) return fail(nvme::kCommandSequenceError);
+  if (!is_kv_opcode(sqe.opcode)) return fail(nvme::kInvalidOpcode);
+  if (sqe.nsid != kNamespaceId) return fail(nvme::kInvalidNamespace);
+  const auto command = nvme::parse_kv(sqe);
+  if (!command) return fail(nvme::kKvInvalidKeySize);
+  dispatch(connection, request, *command);
+}
+
+void finish_store(Connection& connection, std::uint16_t cid, const KvCommand& command, Value value) {
+  auto& target = connection.target();
+  auto status = check_options(target.store(), command);  // again: another store may have come in between
+  if (status == nvme::kSuccess) {
+    const auto bytes = value.size;
+    status = target.store().put(command.key, std::move(value));
+    if (status == nvme::kSuccess) target.counters().bytes_in += bytes;
+  }
+  connection.respond(cid, status);
+}
+
+}  // namespace akv::softcard

@@ -1,0 +1,215 @@
+// akv-softcard: an NVMe/TCP card in software, and the card CLI of a host that has such cards.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "softcard/card.hpp"
+#include "softcard/control.hpp"
+#include "softcard/options.hpp"
+#include "softcard/state_dir.hpp"
+
+namespace {
+
+using namespace akv::softcard;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kDefaultStateDir = "/run/akv/cards";
+constexpr auto kStopTime = std::chrono::seconds(15);
+constexpr int kUsageError = 2;
+
+// Values as typed; turned into a card by to_options().
+struct ServeArguments {
+  std::string id;
+  std::string serial;
+  std::string nqn;
+  std::string listen;
+  std::string uuid;
+  std::string state_dir{kDefaultStateDir};
+  std::string capacity;
+  std::string file;
+  std::string max_value{"8M"};
+  std::string receive_memory{"128M"};
+  std::uint16_t max_queues{64};
+  std::uint32_t max_connections{1024};
+  std::string digests{"allow"};
+  std::uint32_t handshake_timeout_ms{5000};
+  std::uint32_t stall_timeout_ms{30000};
+  bool allow_network{false};
+};
+
+void add_state_dir(CLI::App& command, std::string& state_dir) {
+  command.add_option("--state-dir", state_dir, "Directory of the host's card records")
+      ->envname("AKV_SOFTCARD_STATE_DIR")
+      ->capture_default_str();
+}
+
+void add_serve(CLI::App& app, ServeArguments& arguments) {
+  auto& serve = *app.add_subcommand("serve", "Run one card until SIGTERM");
+  serve.add_option("--id", arguments.id, "Name of the card on this host, such as xdp0")->required();
+  serve.add_option("--serial", arguments.serial, "Serial number of the subsystem: the card's identity")
+      ->required();
+  serve.add_option("--nqn", arguments.nqn, "NVMe qualified name of the subsystem")->required();
+  serve.add_option("--listen", arguments.listen, "ADDRESS:PORT; port 0 takes a free one")->required();
+  serve.add_option("--capacity", arguments.capacity, "Bytes, with K, M, G or T; beyond it the card evicts")
+      ->required();
+  serve.add_option("--uuid", arguments.uuid, "UUID of the namespace (default: derived from NQN and serial)");
+  add_state_dir(serve, arguments.state_dir);
+  serve.add_option("--file", arguments.file,
+                   "Keep values in this file, which survives a restart (default: in memory)");
+  serve.add_option("--max-value", arguments.max_value, "Longest value in bytes")->capture_default_str();
+  serve.add_option("--max-queues", arguments.max_queues, "I/O queues of one controller")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  serve.add_option("--max-connections", arguments.max_connections, "Connections at once, over all hosts")
+      ->check(CLI::Range(2, 65536))
+      ->capture_default_str();
+  serve
+      .add_option("--receive-memory", arguments.receive_memory, "Memory for values being received, in bytes")
+      ->capture_default_str();
+  serve
+      .add_option("--digests", arguments.digests,
+                  "Header and data digests: where the host asks, or demanded of it")
+      ->check(CLI::IsMember({"allow", "require"}))
+      ->capture_default_str();
+  serve
+      .add_option("--handshake-timeout-ms", arguments.handshake_timeout_ms,
+                  "From accept to a successful Connect")
+      ->check(CLI::Range(10, 600000))
+      ->capture_default_str();
+  serve
+      .add_option("--stall-timeout-ms", arguments.stall_timeout_ms,
+                  "For one PDU or 1 MiB of a transfer to move on")
+      ->check(CLI::Range(10, 600000))
+      ->capture_default_str();
+  serve.add_flag(
+      "--allow-network", arguments.allow_network,
+      "Listen on an address that is not loopback; NVMe/TCP here has neither encryption nor authentication");
+}
+
+ServeOptions to_options(const ServeArguments& arguments) {
+  check_card_id(arguments.id);
+  check_serial(arguments.serial);
+  check_nqn(arguments.nqn);
+  ServeOptions options{
+      .card = {}, .listen = parse_endpoint(arguments.listen), .state_dir = arguments.state_dir};
+  if (!is_loopback(options.listen) && !arguments.allow_network) {
+    throw std::invalid_argument("listen " + options.listen.text() +
+                                " is not a loopback address; add --allow-network if the network is trusted");
+  }
+  auto& card = options.card;
+  card.id = arguments.id;
+  card.serial = arguments.serial;
+  card.nqn = arguments.nqn;
+  card.uuid = arguments.uuid.empty() ? derive_uuid(card.nqn, card.serial) : parse_uuid(arguments.uuid);
+  card.capacity = parse_bytes(arguments.capacity);
+  if (!arguments.file.empty()) card.file = arguments.file;
+  const auto max_value = parse_bytes(arguments.max_value);
+  constexpr std::uint64_t longest = std::uint64_t{1} << 30U;
+  if (max_value < 4096 || max_value > longest) throw std::invalid_argument("max-value must be 4K to 1G");
+  card.max_value_bytes = static_cast<std::uint32_t>(max_value);
+  card.max_queues = arguments.max_queues;
+  card.max_connections = arguments.max_connections;
+  card.receive_bytes = parse_bytes(arguments.receive_memory);
+  card.require_digests = arguments.digests == "require";
+  card.handshake_timeout = std::chrono::milliseconds(arguments.handshake_timeout_ms);
+  card.stall_timeout = std::chrono::milliseconds(arguments.stall_timeout_ms);
+  return options;
+}
+
+Json to_json(const CardRecord& card) {
+  Json addresses = Json::array();
+  for (const auto& address : card.addresses) {
+    addresses.push_back(
+        {{"transport", "tcp"}, {"traddr", address.address}, {"trsvcid", std::to_string(address.port)}});
+  }
+  return {{"id", card.id},
+          {"serial", card.serial},
+          {"nqn", card.nqn},
+          {"uuid", card.uuid},
+          {"state", card.running ? "running" : "stopped"},
+          {"addresses", addresses}};
+}
+
+void print_cards(const std::string& state_dir, bool json) {
+  const auto cards = list_cards(state_dir);
+  if (json) {
+    Json list = Json::array();
+    for (const auto& card : cards)
+      list.push_back(to_json(card));
+    std::cout << Json{{"cards", list}}.dump(2) << "\n";
+    return;
+  }
+  std::printf("%-16s %-20s %-8s %-24s %s\n", "ID", "SERIAL", "STATE", "ADDRESS", "NQN");
+  for (const auto& card : cards) {
+    const auto address = card.addresses.empty() ? std::string("-") : card.addresses.front().text();
+    std::printf("%-16s %-20s %-8s %-24s %s\n", card.id.c_str(), card.serial.c_str(),
+                card.running ? "running" : "stopped", address.c_str(), card.nqn.c_str());
+  }
+}
+
+void control_card(const std::string& state_dir, const std::string& id, const std::string& command) {
+  const auto socket = connect_control(state_dir, id);
+  const auto answer = ask_control(socket.get(), command);
+  if (command != "stop") {
+    std::cout << answer << "\n";
+    return;
+  }
+  const akv::Deadline deadline(akv::monotonic_now(), kStopTime);
+  while (card_runs(state_dir, id)) {
+    if (deadline.passed(akv::monotonic_now())) throw std::runtime_error("card " + id + " does not stop");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::cout << Json{{"id", id}, {"state", "stopped"}}.dump() << "\n";
+}
+
+int run(const std::function<void()>& command) {
+  try {
+    command();
+    return 0;
+  } catch (const std::invalid_argument& error) {
+    std::cerr << "akv-softcard: " << error.what() << "\n";
+    return kUsageError;
+  } catch (const std::exception& error) {
+    std::cerr << "akv-softcard: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{
+      "Software card: an NVMe/TCP target with one key-value namespace, and the card CLI of its host"};
+  app.set_version_flag("--version", "akv-softcard " AKV_VERSION);
+  app.require_subcommand(1);
+  ServeArguments serve;
+  add_serve(app, serve);
+
+  std::string state_dir{kDefaultStateDir};
+  bool json = false;
+  auto& list = *app.add_subcommand("list", "List the cards of this host, running or stopped");
+  list.add_flag("--json", json, "As JSON");
+  add_state_dir(list, state_dir);
+
+  std::string id;
+  std::string command;
+  auto& ctl = *app.add_subcommand("ctl", "Ask a running card for its figures, or stop it");
+  add_state_dir(ctl, state_dir);
+  ctl.add_option("--id", id, "The card")->required();
+  ctl.add_option("command", command, "stats or stop")->required()->check(CLI::IsMember({"stats", "stop"}));
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  }
+  if (list.parsed()) return run([&] { print_cards(state_dir, json); });
+  if (ctl.parsed()) return run([&] { control_card(state_dir, id, command); });
+  return run([&] { serve_card(to_options(serve)); });
+}

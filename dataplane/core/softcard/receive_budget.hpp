@@ -1,0 +1,43 @@
+// Bytes of memory that stores under way may hold, over all connections. A store beyond it waits for its turn
+// and is asked for its data (R2T) only then, so no number of hosts makes the card's memory grow.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+
+namespace akv::softcard {
+
+struct BudgetWaiter {
+  // Its turn: takes what it can. True when nothing of it waits any more.
+  virtual bool use_budget() = 0;
+
+ protected:
+  ~BudgetWaiter() = default;
+};
+
+class ReceiveBudget {
+ public:
+  // `limit` bytes must take the longest value at least once. `on_free` must lead to serve() soon, from
+  // outside give_back().
+  ReceiveBudget(std::uint64_t limit, std::function<void()> on_free)
+      : limit_(limit), on_free_(std::move(on_free)) {}
+
+  // False: not now.
+  [[nodiscard]] bool take(std::uint64_t bytes) noexcept;
+  void give_back(std::uint64_t bytes);
+  [[nodiscard]] bool has_line() const noexcept { return !line_.empty(); }
+  [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
+
+  void join_line(BudgetWaiter& waiter) { line_.push_back(&waiter); }
+  void leave_line(BudgetWaiter& waiter) { std::erase(line_, &waiter); }
+  void serve();
+
+ private:
+  std::uint64_t limit_;
+  std::uint64_t used_{0};
+  std::function<void()> on_free_;
+  std::deque<BudgetWaiter*> line_;
+};
+
+}  // namespace akv::softcard

@@ -1,0 +1,58 @@
+// The receiving side of one connection: small bytes through a buffer, data straight to where it belongs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/crc32c.hpp"
+#include "nvme/pdu.hpp"
+
+namespace akv::softcard {
+
+class Receiver {
+ public:
+  enum class Read : std::uint8_t { some, all_there_was, nothing, end, failed };
+
+  Receiver() : buffer_(kBufferBytes) {}
+
+  // One read of the socket: first into the data expected, the rest into the buffer.
+  [[nodiscard]] Read read(int socket) noexcept;
+
+  // Bytes received and not consumed; only meaningful while no data is expected.
+  [[nodiscard]] std::span<const std::byte> buffered() const noexcept {
+    return std::span(buffer_).subspan(begin_, end_ - begin_);
+  }
+  void consume(std::size_t bytes) noexcept { begin_ += bytes; }
+
+  // The next bytes are data for `to`, followed by its digest where `digest` says so.
+  void expect_data(std::span<std::byte> to, bool digest) noexcept;
+  // Moves what is buffered to the data; true once the data and its digest are complete.
+  [[nodiscard]] bool advance_data() noexcept;
+  [[nodiscard]] bool expecting_data() const noexcept { return expecting_; }
+  // Of the data that was complete last.
+  [[nodiscard]] bool digest_matches() const noexcept;
+
+  // In the middle of a PDU.
+  [[nodiscard]] bool partial() const noexcept { return expecting_ || begin_ != end_; }
+
+ private:
+  static constexpr std::size_t kBufferBytes = std::size_t{32} << 10U;
+
+  void take_data(std::size_t bytes) noexcept;
+
+  std::vector<std::byte> buffer_;
+  std::size_t begin_{0};
+  std::size_t end_{0};
+
+  bool expecting_{false};
+  bool with_digest_{false};
+  std::span<std::byte> data_;  // what is still missing
+  Crc32c crc_;
+  std::array<std::byte, nvme::kDigestBytes> digest_{};
+  std::size_t digest_got_{0};
+};
+
+}  // namespace akv::softcard

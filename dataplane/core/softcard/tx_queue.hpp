@@ -1,0 +1,77 @@
+// PDUs on their way out of one connection. Values are sent from where they lie, many PDUs in one system call.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+
+#include "base/crc32c.hpp"
+#include "nvme/pdu.hpp"
+#include "softcard/value.hpp"
+
+namespace akv::softcard {
+
+class TxQueue {
+ public:
+  enum class Result : std::uint8_t { done, blocked, failed };
+
+  // `bytes` lie in memory that `hold` keeps alive until they are sent.
+  struct Payload {
+    std::shared_ptr<const std::byte[]> hold;
+    std::span<const std::byte> bytes;
+  };
+
+  template <nvme::WireStruct T>
+  void push(const T& pdu, const nvme::Framing& framing, Payload payload = {});
+
+  // Sends what the socket takes, up to a bound that leaves other connections their turn.
+  [[nodiscard]] Result flush(int socket) noexcept;
+
+  [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
+  // Bytes not sent yet.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // PDUs sent in full so far: a sign of life of the other side.
+  [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  [[nodiscard]] std::uint64_t head_bytes() const noexcept {
+    return items_.empty() ? 0 : items_.front().size();
+  }
+
+ private:
+  // The longest header: 24 bytes and a digest, padded to the largest HPDA alignment; or ICResp's 128 bytes.
+  static constexpr std::size_t kPrefixMax = 128;
+
+  struct Item {
+    std::array<std::byte, kPrefixMax> prefix;
+    std::size_t prefix_bytes{0};
+    Payload payload;
+    std::array<std::byte, nvme::kDigestBytes> digest{};
+    std::size_t digest_bytes{0};
+
+    [[nodiscard]] std::size_t size() const noexcept {
+      return prefix_bytes + payload.bytes.size() + digest_bytes;
+    }
+  };
+
+  void finish_push(Item& item, bool ddgst) noexcept;
+  void consume(std::size_t bytes) noexcept;
+
+  std::deque<Item> items_;
+  std::size_t head_sent_{0};  // bytes of the first item that are out already
+  std::uint64_t bytes_{0};
+  std::uint64_t sent_{0};
+};
+
+template <nvme::WireStruct T>
+void TxQueue::push(const T& pdu, const nvme::Framing& framing, Payload payload) {
+  static_assert(sizeof(T) <= kPrefixMax);
+  auto& item = items_.emplace_back();
+  const auto data = static_cast<std::uint32_t>(payload.bytes.size());
+  item.payload = std::move(payload);
+  item.prefix_bytes = nvme::encode_pdu(item.prefix, pdu, data, framing);
+  finish_push(item, framing.ddgst && data != 0);
+}
+
+}  // namespace akv::softcard
