@@ -34,6 +34,8 @@ from controlplane.store.errors import (
 CALL_SECONDS = 0.5
 ATTEMPT_SHARE = 0.4
 _SHORTEST_ATTEMPT = 0.005
+# gRPC and the event loop notice a deadline a few milliseconds late; the caller's deadline holds all the same.
+_LATENESS = 0.01
 _TAKEN_OUT = Verdict(Action.ELSEWHERE)
 
 log = get_logger("etcd-client")
@@ -177,7 +179,7 @@ class EtcdClient:
     async def _call(self, rpc: Rpc[Q, R], request: Q, total: float, share: float, *, is_write: bool) -> R:
         """Round after round over the endpoints, each attempt at most `share` seconds long."""
         self.counts.calls += 1
-        deadline = Deadline(total, self.clock)
+        deadline = Deadline(max(total - _LATENESS, 0.5 * total), self.clock)
         pause = Backoff(0.03, 0.2, uniform=self.uniform)
         last = "no attempt"
         while True:
