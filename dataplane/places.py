@@ -1,0 +1,86 @@
+"""Directories, sockets and the identity of this host: what the dataplane claims on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+HOST_UUID_FILE = "host_uuid"
+_PROBE_SECONDS = 1.0
+
+
+class PlaceError(Exception):
+    """Something on this machine can't be claimed; the text is one line with the remedy."""
+
+
+def claim_socket(key: str, path: Path) -> None:
+    """Make room for a Unix socket: the file of a process that has ended goes away.
+
+    Raises PlaceError when a process still answers there, or when the file is something else.
+    """
+    _make_directory(key, path.parent)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise PlaceError(f"{key}: {str(path)!r} is there and is no socket; move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise PlaceError(f"{key}: {str(path)!r} can't be looked at: {error.strerror or error}") from error
+    raise PlaceError(
+        f"{key}: {str(path)!r} is in use by another dataplane; stop that one, or choose another path"
+    )
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Files and sockets made inside are for their owner alone. For the main thread, at the start."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def host_uuid(state_dir: Path) -> str:
+    """This host's NVMe host identifier: made once, kept in `state_dir`. Raises PlaceError."""
+    _make_directory("state_dir", state_dir)
+    file = state_dir / HOST_UUID_FILE
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _read_host_uuid(file)
+    except OSError as error:
+        raise PlaceError(f"state_dir: {str(state_dir)!r} can't be written: {error.strerror}") from error
+    made = str(uuid.uuid4())
+    with os.fdopen(descriptor, "w") as writer:
+        writer.write(made + "\n")
+    return made
+
+
+def _read_host_uuid(file: Path) -> str:
+    try:
+        return str(uuid.UUID(file.read_text(encoding="ascii").strip()))
+    except (OSError, ValueError) as error:
+        raise PlaceError(f"state_dir: {str(file)!r} holds no UUID: {error}; remove the file") from error
+
+
+def _make_directory(key: str, directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlaceError(f"{key}: {str(directory)!r} can't be made: {error.strerror}") from error

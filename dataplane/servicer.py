@@ -1,0 +1,130 @@
+"""DataplaneService: plans in, status out (protos/akv/v1/dataplane.proto)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+from akv.v1 import dataplane_pb2, dataplane_pb2_grpc, plan_pb2
+
+from controlplane.base.logging import get_logger
+from dataplane.plans import (
+    InvalidPlanError,
+    StalePlanError,
+    change_between,
+    check_order,
+    check_plan,
+    native_slots,
+)
+
+if TYPE_CHECKING:
+    from dataplane._native import Engine
+
+log = get_logger("dataplane")
+
+# What operators know the storage backends by.
+BACKEND_NAMES = {"kv-nvme": "NVMeTcpBackend", "kv-memory": "MemoryBackend"}
+
+_Context = grpc.aio.ServicerContext[object, object]
+
+
+class DataplaneServicer(dataplane_pb2_grpc.DataplaneServiceServicer):
+    """Serves one engine. Plans are applied one at a time, outside the event loop."""
+
+    def __init__(self, engine: Engine, backend: str, version: str) -> None:
+        self._engine = engine
+        self._backend = backend
+        self._version = version
+        self._plan: plan_pb2.Plan | None = None
+        self._applying = asyncio.Lock()
+
+    async def ApplyPlan(
+        self, request: dataplane_pb2.ApplyPlanRequest, context: _Context
+    ) -> dataplane_pb2.ApplyPlanResponse:
+        """Serve by the plan; INVALID_ARGUMENT, FAILED_PRECONDITION or UNAVAILABLE when that can't be."""
+        if not request.HasField("plan"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "plan: is missing")
+        async with self._applying:
+            try:
+                changed = await self._apply(request.plan, allow_cluster_change=request.allow_cluster_change)
+            except StalePlanError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            except ValueError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except RuntimeError as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return dataplane_pb2.ApplyPlanResponse(changed=changed)
+
+    async def GetPlan(
+        self, request: dataplane_pb2.GetPlanRequest, context: _Context
+    ) -> dataplane_pb2.GetPlanResponse:
+        """The plan that is served, if any."""
+        return dataplane_pb2.GetPlanResponse(plan=self._plan)
+
+    async def GetStatus(
+        self, request: dataplane_pb2.GetStatusRequest, context: _Context
+    ) -> dataplane_pb2.GetStatusResponse:
+        """Every card of the plan as the engine sees it, and all counters."""
+        cards = await asyncio.to_thread(self._engine.status)
+        return dataplane_pb2.GetStatusResponse(
+            cards=[
+                dataplane_pb2.CardStatus(
+                    serial=card.serial,
+                    slot=card.slot,
+                    state=card.state,
+                    active=card.active,
+                    last_error=card.last_error,
+                    reconnects=card.reconnects,
+                    timeouts=card.timeouts,
+                    gets=card.gets,
+                    hits=card.hits,
+                    puts=card.puts,
+                    inflight=card.inflight,
+                    path=card.path,
+                )
+                for card in cards
+            ],
+            counters=self._engine.counters(),
+            backend=self._backend,
+            version=self._version,
+        )
+
+    async def _apply(self, plan: plan_pb2.Plan, *, allow_cluster_change: bool) -> bool:
+        """Raises InvalidPlanError (a ValueError), StalePlanError, or what the engine raises."""
+        try:
+            check_plan(plan)
+            if not check_order(plan, self._plan, allow_cluster_change=allow_cluster_change):
+                return False
+        except (InvalidPlanError, StalePlanError) as error:
+            log.warning("Plan refused", error=str(error), sequence=plan.sequence)
+            raise
+        if self._plan is None:
+            name = BACKEND_NAMES[self._backend]
+            log.info(f"Initializing {name} with {len(plan.slots)} storage devices")
+        await asyncio.to_thread(
+            self._engine.apply_plan,
+            cluster_uuid=plan.cluster_uuid,
+            sequence=plan.sequence,
+            num_dbs=plan.num_dbs,
+            fingerprint=plan.fingerprint,
+            slots=native_slots(plan),
+        )
+        self._report(plan)
+        self._plan = plan
+        return True
+
+    def _report(self, plan: plan_pb2.Plan) -> None:
+        change = change_between(self._plan, plan)
+        log.info(
+            "Plan served",
+            fingerprint=plan.fingerprint,
+            sequence=plan.sequence,
+            cluster_uuid=plan.cluster_uuid,
+            cards=len(plan.slots),
+            routable=sum(entry.routable for entry in plan.slots),
+            added=change.added,
+            removed=change.removed,
+            now_routable=change.now_routable,
+            now_unroutable=change.now_unroutable,
+        )
