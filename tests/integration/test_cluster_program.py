@@ -1,0 +1,64 @@
+"""awide-cluster as a program: its settings are checked, and refusals are one line and an exit code."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tests.support.addresses import LoopbackNet
+from tests.support.cluster_hosts import API_PORT, ClusterHost
+from tests.support.procs import Program, python_module
+
+
+def outcome(*arguments: str) -> tuple[int, str]:
+    with Program(python_module("controlplane.apps.awide_cluster", *arguments)) as program:
+        return program.wait_exit(20.0), program.tail()
+
+
+def configured(tmp_path: Path, net: LoopbackNet, **settings: str) -> ClusterHost:
+    host = ClusterHost("storage-1", net.host(1), tmp_path)
+    host.set_cards()
+    host.configure(**settings)
+    return host
+
+
+def test_valid_settings_are_said_to_be_so(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    configured(tmp_path, loopback_net)
+    code, text = outcome("--config-dir", str(tmp_path / "config"), "--validate-config")
+    assert (code, "host storage-1 are valid" in text) == (0, True)
+
+
+def test_insecure_mode_must_be_asked_for_by_name(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    configured(tmp_path, loopback_net, AWC_SECURITY="")
+    code, text = outcome("--config-dir", str(tmp_path / "config"), "--validate-config")
+    assert code == 2
+    assert "AWC_SECURITY=insecure-loopback" in text
+    assert text.count("\n") == 0
+
+
+def test_a_public_address_is_refused(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    configured(tmp_path, loopback_net, AWC_ADDRESS="192.0.2.1")
+    code, text = outcome("--config-dir", str(tmp_path / "config"))
+    assert (code, "not a loopback address" in text) == (2, True)
+
+
+def test_a_taken_port_is_a_clear_refusal(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    host = configured(tmp_path, loopback_net)
+    with socket.create_server((host.address, API_PORT)):
+        code, text = outcome("--config-dir", str(tmp_path / "config"))
+    assert code == 1
+    assert f"{host.address}:{API_PORT} can't be bound" in text
+
+
+def test_a_damaged_membership_file_stops_the_start(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    host = configured(tmp_path, loopback_net)
+    host.member_file.parent.mkdir(parents=True)
+    host.member_file.write_text('{"version": 1, "pha')
+    code, text = outcome("--config-dir", str(tmp_path / "config"))
+    assert (code, "member.json can't be used" in text) == (2, True)
+
+
+def test_help_and_version() -> None:
+    code, text = outcome("--help")
+    assert (code, "--config-dir" in text) == (0, True)
+    assert outcome("--version")[1].startswith("awide-cluster ")

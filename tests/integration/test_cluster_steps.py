@@ -1,0 +1,104 @@
+"""Membership steps against a real etcd: recorded, fenced, put off when things have changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from controlplane.cluster.quorum import AddLearner, Remove
+from controlplane.cluster.steps import carry_out, clear_left_step
+from controlplane.store.client import EtcdClient
+from controlplane.store.election import Leadership, LeadershipLost, campaign
+from controlplane.store.lease import Lease
+from controlplane.store.membership import list_members, remove_member
+from controlplane.store.step import MembershipStep, begin_step, read_step
+from tests.support.addresses import LoopbackNet
+from tests.support.etcd import EtcdCluster
+
+
+@pytest.fixture
+async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
+    async with EtcdClient(etcd.endpoints, call_seconds=2.0) as client:
+        yield client
+
+
+async def lead(client: EtcdClient, ttl: int = 20) -> Leadership:
+    lease = await Lease.grant(client, ttl)
+    leadership = await campaign(client, lease, "h1")
+    assert leadership is not None
+    return leadership
+
+
+LEFT = MembershipStep("left", "add", "h9", 0, "http://127.0.0.9:2380", (1,))
+
+
+async def test_a_step_is_done_and_its_record_cleared(client: EtcdClient, loopback_net: LoopbackNet) -> None:
+    leadership = await lead(client)
+    url = f"http://{loopback_net.host(9)}:2380"
+    said = await carry_out(client, leadership, AddLearner("h9", url), await list_members(client))
+    try:
+        assert said == "add of h9 done"
+        assert await read_step(client) is None
+        added = next(m for m in await list_members(client) if url in m.peer_urls)
+        assert added.learner
+    finally:
+        for member in await list_members(client):
+            if url in member.peer_urls:
+                await remove_member(client, member.id)
+        await leadership.lease.close()
+
+
+async def test_a_changed_member_list_puts_the_step_off(client: EtcdClient, loopback_net: LoopbackNet) -> None:
+    leadership = await lead(client)
+    seen = [replace(member, id=member.id + 1) for member in await list_members(client)]
+    said = await carry_out(client, leadership, AddLearner("h9", f"http://{loopback_net.host(9)}:2380"), seen)
+    assert "members changed" in said
+    assert len(await list_members(client)) == 1
+    assert await read_step(client) is None
+    await leadership.lease.close()
+
+
+async def test_a_member_that_answers_again_is_not_removed(client: EtcdClient) -> None:
+    leadership = await lead(client)
+    seen = await list_members(client)
+    step = Remove(seen[0].id, "etcd-1", "silent", must_be_silent=True)
+    assert "the member answers" in await carry_out(client, leadership, step, seen)
+    assert await list_members(client) == seen
+    await leadership.lease.close()
+
+
+async def test_a_lease_that_ends_too_soon_puts_the_step_off(
+    client: EtcdClient, loopback_net: LoopbackNet
+) -> None:
+    leadership = await lead(client, ttl=2)
+    url = f"http://{loopback_net.host(9)}:2380"
+    said = await carry_out(client, leadership, AddLearner("h9", url), await list_members(client))
+    assert "lease is too short" in said
+    assert len(await list_members(client)) == 1
+    await leadership.lease.close()
+
+
+async def test_who_does_not_lead_any_more_can_not_begin(
+    client: EtcdClient, loopback_net: LoopbackNet
+) -> None:
+    former = await lead(client)
+    await former.lease.close()
+    url = f"http://{loopback_net.host(9)}:2380"
+    with pytest.raises(LeadershipLost):
+        await carry_out(client, former, AddLearner("h9", url), await list_members(client))
+    assert len(await list_members(client)) == 1
+
+
+async def test_a_left_step_blocks_until_the_new_leader_clears_it(
+    client: EtcdClient, loopback_net: LoopbackNet
+) -> None:
+    leadership = await lead(client)
+    assert await begin_step(client, leadership, LEFT)
+    url = f"http://{loopback_net.host(8)}:2380"
+    said = await carry_out(client, leadership, AddLearner("h8", url), await list_members(client))
+    assert "another step is in progress" in said
+    await clear_left_step(client, leadership)
+    assert await read_step(client) is None
+    await leadership.lease.close()
