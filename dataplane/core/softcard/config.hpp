@@ -27,9 +27,8 @@ struct CardConfig {
   std::uint16_t max_queues{64};  // I/O queues of one controller
   std::uint32_t max_connections{1024};
   bool require_digests{false};
-  std::uint64_t receive_bytes{std::uint64_t{128}
-                              << 20U};                // memory for stores under way, over all connections
-  std::chrono::milliseconds handshake_timeout{5000};  // from accept to a successful Connect
+  std::uint64_t receive_bytes{std::uint64_t{128} << 20U};  // memory for stores under way (ReceiveBudget)
+  std::chrono::milliseconds handshake_timeout{5000};       // from accept to a successful Connect
   std::chrono::milliseconds stall_timeout{30000};  // for one PDU, or 1 MiB of a transfer, in either direction
 };
 

@@ -1,9 +1,15 @@
 #include "softcard/receive_budget.hpp"
 
 namespace akv::softcard {
+namespace {
 
-bool ReceiveBudget::take(std::uint64_t bytes) noexcept {
-  if (bytes > limit_ - used_) return false;
+constexpr std::uint64_t kShares = 4;  // no connection holds more than this part of the limit
+
+}  // namespace
+
+bool ReceiveBudget::take(std::uint64_t bytes, std::uint64_t held) noexcept {
+  const bool within = held + bytes <= limit_ / kShares && used_ + bytes <= limit_;
+  if (held != 0 && !within) return false;
   used_ += bytes;
   return true;
 }
@@ -14,10 +20,9 @@ void ReceiveBudget::give_back(std::uint64_t bytes) {
 }
 
 void ReceiveBudget::serve() {
-  while (!line_.empty()) {
-    auto* const first = line_.front();
-    if (!first->use_budget()) return;
-    std::erase(line_, first);
+  // A turn may end connections, which then leave the line; they are destroyed only after this event.
+  for (auto* const waiter : std::deque(line_)) {
+    if (waiter->use_budget()) leave_line(*waiter);
   }
 }
 

@@ -1,5 +1,7 @@
 // Bytes of memory that stores under way may hold, over all connections. A store beyond it waits for its turn
-// and is asked for its data (R2T) only then, so no number of hosts makes the card's memory grow.
+// and is asked for its data (R2T) only then. One store of each connection is always served at once: a host
+// that was asked and then sends nothing must not keep the others waiting. So the memory is bounded by the
+// limit and one value for each connection.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +20,18 @@ struct BudgetWaiter {
 
 class ReceiveBudget {
  public:
-  // `limit` bytes must take the longest value at least once. `on_free` must lead to serve() soon, from
-  // outside give_back().
+  // `on_free` must lead to serve() soon, from outside give_back().
   ReceiveBudget(std::uint64_t limit, std::function<void()> on_free)
       : limit_(limit), on_free_(std::move(on_free)) {}
 
-  // False: not now.
-  [[nodiscard]] bool take(std::uint64_t bytes) noexcept;
+  // For a connection that holds `held` bytes already. False: not now.
+  [[nodiscard]] bool take(std::uint64_t bytes, std::uint64_t held) noexcept;
   void give_back(std::uint64_t bytes);
-  [[nodiscard]] bool has_line() const noexcept { return !line_.empty(); }
   [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
 
   void join_line(BudgetWaiter& waiter) { line_.push_back(&waiter); }
   void leave_line(BudgetWaiter& waiter) { std::erase(line_, &waiter); }
+  // Gives everyone in the line a turn.
   void serve();
 
  private:

@@ -36,8 +36,7 @@ Target::Target(Reactor& reactor, const CardConfig& config, Store& store)
       store_(store),
       mdts_(mdts_for(store.max_value_bytes())),
       serve_budget_(reactor, [this] { budget_.serve(); }),
-      budget_(std::max<std::uint64_t>(config.receive_bytes, store.max_value_bytes()),
-              [this] { serve_budget_.request(); }) {
+      budget_(config.receive_bytes, [this] { serve_budget_.request(); }) {
   sweep_ = reactor_.call_after(kSweepInterval, [this] { check_deadlines(); });
 }
 

@@ -9,8 +9,7 @@ std::optional<std::uint16_t> TransferTable::start(std::uint16_t cid, const nvme:
   Transfer transfer;
   transfer.cid = cid;
   transfer.command = command;
-  // Whoever waits already comes first, or small stores would starve large ones.
-  if (waiting_.empty() && !budget_.has_line()) {
+  if (waiting_.empty()) {
     if (const auto tag = place(transfer)) return tag;
   }
   waiting_.push_back(std::move(transfer));
@@ -25,7 +24,8 @@ std::optional<std::uint16_t> TransferTable::start_waiting() {
 }
 
 std::optional<std::uint16_t> TransferTable::place(Transfer transfer) {
-  if (!budget_.take(transfer.command.size)) return std::nullopt;
+  if (!budget_.take(transfer.command.size, held_)) return std::nullopt;
+  held_ += transfer.command.size;
   transfer.bytes = allocate_bytes(transfer.command.size);
   if (free_.empty()) {
     free_.push_back(static_cast<std::uint16_t>(slots_.size()));
@@ -48,6 +48,7 @@ Transfer TransferTable::finish(std::uint16_t tag) {
   slots_[tag].reset();
   free_.push_back(tag);
   --active_;
+  held_ -= transfer.command.size;
   budget_.give_back(transfer.command.size);
   return transfer;
 }

@@ -56,6 +56,7 @@ class TransferTable {
   std::vector<std::uint16_t> free_;
   std::deque<Transfer> waiting_;
   std::size_t active_{0};
+  std::uint64_t held_{0};  // bytes of the budget
 };
 
 }  // namespace akv::softcard

@@ -1,0 +1,93 @@
+"""Software cards for tests: the real program on a loopback address of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.nvme_tcp import Host, Options
+from tests.support.procs import ROOT, Program, wait_until
+
+
+def softcard_program() -> str:
+    """AKV_SOFTCARD, the installed program, or the newest one built in this tree."""
+    named = os.environ.get("AKV_SOFTCARD")
+    installed = shutil.which("akv-softcard", path=str(Path(sys.executable).parent))
+    built = sorted(
+        ROOT.glob("build/*/dataplane/core/softcard/akv-softcard"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    for candidate in (named, installed, *map(str, built)):
+        if candidate is not None:
+            return candidate
+    raise AssertionError("akv-softcard is not built: run `make setup`, or name it in AKV_SOFTCARD")
+
+
+def card_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the card CLI to its end."""
+    command = [softcard_program(), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def list_cards(state_dir: Path) -> list[dict[str, Any]]:
+    done = card_cli("list", "--json", "--state-dir", str(state_dir))
+    assert done.returncode == 0, done.stderr
+    cards: list[dict[str, Any]] = json.loads(done.stdout)["cards"]
+    return cards
+
+
+class Card(Program):
+    """One running card; ready when the constructor returns."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        address: str,
+        *,
+        card_id: str = "xdp0",
+        serial: str = "L0P0",
+        capacity: str = "64M",
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.state_dir = state_dir
+        self.card_id = card_id
+        self.serial = serial
+        self.nqn = f"nqn.2024-01.io.akv.test:{serial.lower()}"
+        super().__init__(
+            [
+                *(softcard_program(), "serve", "--id", card_id, "--serial", serial, "--nqn", self.nqn),
+                *("--listen", f"{address}:0", "--state-dir", str(state_dir), "--capacity", capacity, *extra),
+            ],
+            name=f"card-{serial}",
+        )
+        ready = self.wait_event("ready")
+        self.address: tuple[str, int] = (ready["traddr"], int(ready["trsvcid"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def host(self, options: Options | None = None, kato: int = 0) -> Host:
+        return Host(self.address, self.nqn, options, kato)
+
+    def stats(self) -> dict[str, Any]:
+        done = card_cli("ctl", "--state-dir", str(self.state_dir), "--id", self.card_id, "stats")
+        assert done.returncode == 0, done.stderr
+        stats: dict[str, Any] = json.loads(done.stdout)
+        return stats
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def wait_connections(self, count: int, seconds: float = 10.0) -> None:
+        wait_until(lambda: self.stats()["connections"] == count, f"{count} connections", seconds)
