@@ -21,7 +21,7 @@ from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.model.cards import ClusterSnapshot, HostRecord
 from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
-from controlplane.store.errors import StoreError
+from controlplane.store.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from controlplane.store.hosts import update_host
 from controlplane.store.joins import JoinRecord, clear_join, write_join
 from controlplane.store.membership import Member, list_members
@@ -29,6 +29,7 @@ from controlplane.store.registry import forget_card
 from controlplane.store.writes import delete_card
 
 POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 10.0
 MAX_ADDRESSES = 16
 MAX_TEXT = 256
 
@@ -59,10 +60,12 @@ class HostsAdmin:
         if not _HOST.fullmatch(host):
             raise InvalidRequest(f"{host[:80]!r} is not a host name")
         membership = self._membership()
-        try:
-            return await self._remove(membership, host, forget_cards, Deadline(seconds))
-        except (StoreError, RecordError) as error:
-            raise Unavailable(f"{host} can't be removed now: etcd: {error}; repeat remove_node") from error
+        forgotten: list[str] = []
+        deadline = Deadline(seconds)
+        client = self._link.client  # taken now: when this host leaves, it has none afterwards
+        record = await self._disable(membership, host, forgotten if forget_cards else None, seconds)
+        await self._wait_gone(client, record, deadline)
+        return cluster_pb2.RemoveNodeResponse(forgotten_serials=forgotten)
 
     def _membership(self) -> Membership:
         membership = self._supervisor.membership
@@ -97,9 +100,26 @@ class HostsAdmin:
         answer.reason = _awaited(own, members)
         return answer
 
-    async def _remove(
-        self, membership: Membership, host: str, forget_cards: bool, deadline: Deadline
-    ) -> cluster_pb2.RemoveNodeResponse:
+    async def _disable(
+        self, membership: Membership, host: str, forgotten: list[str] | None, seconds: float
+    ) -> HostRecord:
+        """Take the host out of the records, riding out an election of etcd's: every part can be repeated."""
+        patience = Deadline(min(PATIENCE_SECONDS, seconds / 2))
+        while True:
+            try:
+                return await self._try_disable(membership, host, forgotten)
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                if patience.expired:
+                    raise Unavailable(
+                        f"{host} can't be removed now: etcd: {error}; repeat remove_node"
+                    ) from error
+            except (StoreError, RecordError) as error:
+                raise Unavailable(f"{host} can't be removed: etcd: {error}") from error
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _try_disable(
+        self, membership: Membership, host: str, forgotten: list[str] | None
+    ) -> HostRecord:
         client = self._link.client
         picture = await self._link.snapshot(membership)
         record = next((known for known in picture.hosts if known.host == host), None)
@@ -111,10 +131,10 @@ class HostsAdmin:
         await self._check_removal(client, picture, record)
         await update_host(client, host, lambda present: present and replace(present, enabled=False))
         await clear_join(client, host)
-        log.info("host disabled", host=host, forget_cards=forget_cards)
-        forgotten = await self._forget(client, picture, host) if forget_cards else []
-        await self._wait_gone(client, record, deadline)
-        return cluster_pb2.RemoveNodeResponse(forgotten_serials=forgotten)
+        log.info("host disabled", host=host, forget_cards=forgotten is not None)
+        if forgotten is not None:
+            await self._forget(client, picture, host, forgotten)
+        return record
 
     async def _check_removal(self, client: EtcdClient, picture: ClusterSnapshot, record: HostRecord) -> None:
         members = await list_members(client)
@@ -130,16 +150,19 @@ class HostsAdmin:
                 "members answer; bring them back, or add a host, first"
             )
 
-    async def _forget(self, client: EtcdClient, picture: ClusterSnapshot, host: str) -> list[str]:
-        """Take the host's cards out of the registry; a card that another host has too stays."""
+    async def _forget(
+        self, client: EtcdClient, picture: ClusterSnapshot, host: str, forgotten: list[str]
+    ) -> None:
+        """Take the host's cards out of the registry; a card that another host has too stays.
+
+        The record goes last: it is what a repetition finds the card by.
+        """
         elsewhere = {card.xdp_serial for card in picture.cards if card.host != host}
-        forgotten = []
         for card in (card for card in picture.cards if card.host == host):
-            await delete_card(client, host, card.device)
             if card.xdp_serial not in elsewhere and await forget_card(client, card.xdp_serial):
                 forgotten.append(card.xdp_serial)
                 log.info("card forgotten", serial=card.xdp_serial, host=host)
-        return forgotten
+            await delete_card(client, host, card.device)
 
     async def _wait_gone(self, client: EtcdClient, record: HostRecord, deadline: Deadline) -> None:
         """Wait for the leader's step, through the election that the end of a raft leader's member brings.

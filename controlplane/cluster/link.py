@@ -53,12 +53,12 @@ class EtcdLink:
         if self._client is not None and set(wanted) != set(self._client.endpoints):
             self._client.set_endpoints(wanted)
 
-    async def snapshot(self, membership: Membership) -> ClusterSnapshot:
+    async def snapshot(self, membership: Membership, seconds: float | None = None) -> ClusterSnapshot:
         """Read the cluster's records; they must be of the cluster that the host belongs to.
 
         Raises Unavailable (etcd's silence included, as its StoreError) when there is no picture to act on.
         """
-        picture = await read_snapshot(self.client)
+        picture = await read_snapshot(self.client, seconds=seconds)
         config = picture.config
         if config is None or config.uuid != membership.cluster_uuid:
             found = "no cluster configuration" if config is None else f"cluster {config.uuid}"

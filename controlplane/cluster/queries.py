@@ -20,6 +20,8 @@ from controlplane.store.errors import StoreError
 from controlplane.store.membership import Member, list_members
 
 DEFAULT_NUM_DBS = 128
+# Longer than an election of etcd's takes, since an operator waits rather than asks again.
+CLUSTER_SECONDS = 3.0
 NO_ANSWER = "etcd does not answer (is its quorum lost?)"
 
 
@@ -45,9 +47,9 @@ class Queries:
         """The whole picture at one revision, from etcd only: what may be old is not shown as present."""
         membership = self._membership()
         try:
-            picture = await self._link.snapshot(membership)
-            members = await list_members(self._link.client)
-            leader = await read_leader(self._link.client)
+            picture = await self._link.snapshot(membership, CLUSTER_SECONDS)
+            members = await list_members(self._link.client, seconds=CLUSTER_SECONDS)
+            leader = await read_leader(self._link.client, seconds=CLUSTER_SECONDS)
         except StoreError as error:
             raise Unavailable(
                 f"{NO_ANSWER}: {error}; see the state of the members with get_members"

@@ -190,8 +190,9 @@ def test_without_a_quorum_members_are_still_told_and_get_cluster_says_why_not(
         assert outcome.returncode == 1
         assert "quorum" in outcome.stderr
         assert outcome.stderr.count("\n") == 1
-        removal = clustercli("--host", hosts[0].api, "remove_node", "-n", "host-2")
+        removal = clustercli("--host", hosts[0].api, "--timeout", "6", "remove_node", "-n", "host-2")
         assert removal.returncode == 1
+        assert "repeat remove_node" in removal.stderr
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
