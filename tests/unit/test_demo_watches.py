@@ -74,32 +74,37 @@ def test_a_miss_is_nothing_beyond_the_shared_head(affinity: int, matched: int, m
 
 
 def test_a_killed_card_may_cost_its_own_dialogs_once() -> None:
-    own, other = _dialog_of("L1P0"), _dialog_of("L0P0")
-    shift = Shift(WHOLE, WHOLE.without("L1P0"), since=5.0, gone=True)
+    own, other, caught = _dialog_of("L1P0"), _dialog_of("L0P0"), _dialog_of("L1P0", skip=1)
+    shift = Shift(WHOLE, WHOLE.without("L1P0"), since=5.0, gone=6.0)
+    shift.feed(replace(FULL, dialog=other, began=1.0, ended=2.0, got=0))
+    shift.feed(replace(FULL, dialog=own, began=5.5))
+    shift.feed(replace(FULL, dialog=caught, began=4.9, ended=6.1, got=2, put=3, put_ok=3))
     shift.feed(replace(FULL, dialog=other))
     shift.feed(_missed(replace(FULL, dialog=own)))
     shift.feed(replace(FULL, dialog=own))
-    assert (shift.kept, shift.missed, shift.short, shift.impossible) == (1, {own}, [], [])
+    shift.feed(replace(FULL, dialog=caught))
+    assert (shift.kept, shift.missed, shift.short, shift.impossible) == (1, {own, caught}, [], [])
 
 
 def test_a_killed_card_that_answers_or_a_disturbed_neighbour_breaks_the_promise() -> None:
     own, other = _dialog_of("L1P0"), _dialog_of("L0P0")
-    shift = Shift(WHOLE, WHOLE.without("L1P0"), since=5.0, gone=True)
+    shift = Shift(WHOLE, WHOLE.without("L1P0"), since=5.0, gone=6.0)
     shift.feed(replace(FULL, dialog=own))
     shift.feed(replace(FULL, dialog=other, got=4))
-    shift.feed(replace(FULL, dialog=other, began=4.0, got=0))
+    shift.feed(replace(FULL, dialog=other, began=4.0, ended=5.0, got=0))
     assert len(shift.impossible) == 1
-    assert len(shift.short) == 1
+    assert len(shift.short) == 2
 
 
 def test_a_join_lets_dialogs_move_when_it_likes_but_not_by_half() -> None:
     after = WHOLE.joined_by("L0P1")
-    moving, second = _dialog_of("L0P1", after), _dialog_of("L0P1", after, skip=1)
+    moving, caught, half = (_dialog_of("L0P1", after, skip=skip) for skip in range(3))
     shift = Shift(WHOLE, after, since=5.0)
     shift.feed(replace(FULL, dialog=moving))
     shift.feed(_missed(replace(FULL, dialog=moving)))
-    assert (shift.missed, shift.impossible) == ({moving}, [])
-    shift.feed(replace(FULL, dialog=second, matched=3, got=3))
+    shift.feed(replace(FULL, dialog=caught, got=3))
+    assert (shift.missed, shift.impossible) == ({moving, caught}, [])
+    shift.feed(replace(FULL, dialog=half, matched=3, got=3))
     assert len(shift.impossible) == 1
 
 

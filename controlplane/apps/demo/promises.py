@@ -24,6 +24,7 @@ POLLS_ALLOWED = 2
 NEXT_CLIENT_ROWS = 50
 # The second client has moved that many blocks when it is killed.
 TRANSFERS = 50
+CLIENTS_KILLED = 3
 
 
 def undisturbed(scene: Scene) -> Outcome:
@@ -44,11 +45,11 @@ def card_killed(scene: Scene) -> Outcome:
     """2: one card is killed; its dialogs miss, the others do not notice."""
     # Everything is stored after this: from here on a request that is not full was disturbed.
     scene.one_pass()
-    clean, began = scene.troubles_since(), time.monotonic()
+    clean, left = scene.troubles_since(), scene.whole.without(VICTIM.serial)
+    shift = Shift(scene.whole, left, since=time.monotonic())
     scene.stage.cards.pop(VICTIM.serial).kill()
+    shift.gone = time.monotonic()
     scene.say(f"card {VICTIM.serial} killed")
-    left = scene.whole.without(VICTIM.serial)
-    shift = Shift(scene.whole, left, began, gone=True)
     with scene.watching(shift):
         what = f"{VICTIM.serial} leaves the plan's routing"
         out_after = scene.pump(lambda: scene.routes_to(frozenset(left.serials)), SETTLE_SECONDS, what)
@@ -57,7 +58,8 @@ def card_killed(scene: Scene) -> Outcome:
     own = scene.dialogs_of(VICTIM.serial)
     detail = (
         f"other cards' dialogs: {_in_full(shift.kept, shift.short)}; "
-        f"{len(shift.missed)} of {len(own)} dialogs of {VICTIM.serial} missed; out of the plan after "
+        f"{len(shift.missed)} of {len(own)} dialogs of {VICTIM.serial} missed, "
+        f"{len(shift.impossible)} requests found what was gone; out of the plan after "
         f"{out_after:.1f} s; {troubles}"
     )
     kept = shift.kept > 0 and not shift.short and shift.missed == own and not shift.impossible
@@ -90,19 +92,17 @@ def card_back(scene: Scene) -> Outcome:
 
 def card_joins(scene: Scene) -> Outcome:
     """4: a fourth card joins and is used within two polls."""
-    clean, serial, expected = (
-        scene.troubles_since(),
-        FOURTH_CARD.serial,
-        scene.whole.joined_by(FOURTH_CARD.serial),
-    )
+    clean, serial = scene.troubles_since(), FOURTH_CARD.serial
+    expected = scene.whole.joined_by(serial)
     shift = Shift(scene.whole, expected, time.monotonic())
     scene.stage.start_card(FOURTH_CARD, port=scene.stage.layout.ports.card + OTHER_PORT)
     with scene.watching(shift):
-        scene.pump(
-            lambda: serial in scene.stage.cluster.cards(), SETTLE_SECONDS, f"{serial} is in the cluster"
+        unknown = scene.pump_while(
+            lambda: serial not in scene.stage.cluster.cards(), SETTLE_SECONDS, f"{serial} is in the cluster"
         )
         everyone = frozenset(expected.serials)
-        waited = scene.pump(lambda: scene.routes_to(everyone), SETTLE_SECONDS, f"{serial} is in routing")
+        scene.pump(lambda: scene.routes_to(everyone), SETTLE_SECONDS, f"{serial} is in routing")
+        polls = (time.monotonic() - unknown) * 1000 / POLL_MS
         # The second pass finds what the first one stored.
         scene.one_pass()
         scene.one_pass()
@@ -112,9 +112,9 @@ def card_joins(scene: Scene) -> Outcome:
     as_planned = scene.served_placement().fingerprint == expected.fingerprint
     scene.whole = expected
     no_trouble, troubles = clean()
-    polls = waited * 1000 / POLL_MS
     detail = (
-        f"{serial} used {polls:.2f} polls after the cluster told of it, {stored} blocks stored on it; "
+        f"{serial} used at most {polls:.2f} polls after the cluster told of it, "
+        f"{stored} blocks stored on it; "
         f"{len(shift.missed)} of the {len(moved)} dialogs that the model moves missed once; other dialogs: "
         f"{_in_full(shift.kept, shift.short)}; "
         f"{'slots as the model plans' if as_planned else 'OTHER SLOTS THAN THE MODEL PLANS'}; {troubles}"
@@ -198,21 +198,10 @@ def _fresh_and_whole(scene: Scene, written: float) -> bool:
 
 
 def client_killed(scene: Scene) -> Outcome:
-    """7: a client is killed in the middle of transfers; its memory comes back, the next one works."""
-    clean, full, own = scene.troubles_since(), AllFull(time.monotonic()), scene.leased_bytes()
-    second = scene.stage.start_replay("second-client", [*scene.trace_arguments, "--namespace", "second"])
-    moved = Transfers()
-    second.watches += [moved, scene.troubles]
-    second.pump(
-        lambda: min(moved.read, moved.stored) > TRANSFERS, SETTLE_SECONDS, "the second client's transfers"
-    )
-    with_second = scene.leased_bytes()
-    # It transfers without a pause: the signal meets it in the middle.
-    second.child.kill()
-    scene.say(f"second client killed after {moved.read} blocks read and {moved.stored} stored")
+    """7: clients are killed in the middle of transfers; their memory comes back, the next one works."""
+    clean, full = scene.troubles_since(), AllFull(time.monotonic())
     with scene.watching(full):
-        what = f"leased memory is back at {own} bytes"
-        back_after = scene.pump(lambda: scene.leased_bytes() == own, SETTLE_SECONDS, what)
+        losses = [_kill_a_client(scene, number) for number in range(1, CLIENTS_KILLED + 1)]
         scene.one_pass()
     scene.replay.finish()
     rows, next_full = min(NEXT_CLIENT_ROWS, scene.rows), AllFull(0.0)
@@ -222,17 +211,32 @@ def client_killed(scene: Scene) -> Outcome:
     left = scene.client_stats()["leased_bytes"]
     no_trouble, troubles = clean()
     detail = (
-        f"{with_second - own} bytes leased to the killed client were back after {back_after:.2f} s, "
-        f"{left} leased at the end; next client: {_in_full(next_full.requests, next_full.short)}; {troubles}"
+        f"{CLIENTS_KILLED} clients killed: {', '.join(str(leased) for leased, _ in losses)} bytes came back "
+        f"within {max(seconds for _, seconds in losses):.2f} s, {left} leased at the end; next client: "
+        f"{_in_full(next_full.requests, next_full.short)}; {troubles}"
     )
-    kept = (
-        with_second > own
-        and left == 0
-        and not full.short
-        and next_full.requests == rows
-        and not next_full.short
-    )
+    all_back = all(leased > 0 for leased, _ in losses) and left == 0
+    kept = all_back and not full.short and next_full.requests == rows and not next_full.short
     return kept and no_trouble, detail
+
+
+def _kill_a_client(scene: Scene, number: int) -> tuple[int, float]:
+    """Kill a client that transfers without a pause; its leased bytes, and seconds until they were back."""
+    before, moved = scene.leased_bytes(), Transfers()
+    arguments = [*scene.trace_arguments, "--namespace", f"second-{number}"]
+    client = scene.stage.start_replay(f"second-client-{number}", arguments)
+    client.watches += [moved, scene.troubles]
+    client.pump(
+        lambda: min(moved.read, moved.stored) > TRANSFERS, SETTLE_SECONDS, "a second client's transfers"
+    )
+    leased = scene.leased_bytes() - before
+    killed = time.monotonic()
+    client.child.kill()
+    scene.say(f"a second client killed after {moved.read} blocks read and {moved.stored} stored")
+    scene.pump(
+        lambda: scene.leased_bytes() == before, SETTLE_SECONDS, f"leased memory is back at {before} bytes"
+    )
+    return leased, time.monotonic() - killed
 
 
 def _in_full(requests: int, short: Sequence[Served]) -> str:

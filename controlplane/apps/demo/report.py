@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+# Columns of the table where no terminal tells its own.
+_PLAIN_WIDTH = 120
 
 NAMES = (
     "three cards hit as an exact simulation predicts",
@@ -108,10 +112,10 @@ def write_report(report: Report, path: Path) -> None:
 
 def print_report(report: Report) -> None:
     """The table and the figures, on standard output."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(_table(report.promises))
     for line in _figures(report):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _table(promises: Sequence[Promise]) -> Table:

@@ -47,6 +47,21 @@ class Scene:
         self.replay.pump(check, seconds, what)
         return time.monotonic() - began
 
+    def pump_while(self, holds: Callable[[], bool], seconds: float, what: str) -> float:
+        """As `pump`, while `holds` does; when (CLOCK_MONOTONIC) it was last known to hold."""
+        last = time.monotonic()
+
+        def over() -> bool:
+            nonlocal last
+            asked = time.monotonic()
+            if holds():
+                last = asked
+                return False
+            return True
+
+        self.pump(over, seconds, what)
+        return last
+
     def one_pass(self) -> None:
         """Let the replay go on until every row was replayed once from now on."""
         coverage = Coverage(self.rows, time.monotonic())

@@ -44,6 +44,7 @@ class Stage:
         self._children: list[Child] = []
         self.hosts: dict[int, Child] = {}
         self.cards: dict[str, Child] = {}
+        self._exporters: list[Child] = []
         self.dataplane: Child | None = None
         self.control: Child | None = None
         self.cluster = ClusterView(
@@ -82,7 +83,13 @@ class Stage:
 
     def check_alive(self) -> None:
         """Raise DemoError where a process ended that should run."""
-        for child in (*self.hosts.values(), *self.cards.values(), self.dataplane, self.control):
+        for child in (
+            *self.hosts.values(),
+            *self._exporters,
+            *self.cards.values(),
+            self.dataplane,
+            self.control,
+        ):
             if child is not None:
                 child.check()
 
@@ -111,7 +118,8 @@ class Stage:
             name, python_module("controlplane.apps.awide_cluster", "--config-dir", str(config.parent))
         )
         listen = ["--listen", f"{address}:{ports.exporter}", "--card-cli", card_cli]
-        self._start(f"{name}-exporter", python_module("controlplane.exporters.card", *listen))
+        exporter = python_module("controlplane.exporters.card", *listen)
+        self._exporters.append(self._start(f"{name}-exporter", exporter))
 
     def start_card(self, card: CardSpec, *, device: str | None = None, port: int | None = None) -> None:
         """A software card; its file survives it, so a card of the same serial has the same blocks again."""

@@ -105,15 +105,16 @@ class AllFull:
 class Shift:
     """Dialogs that change their card miss once; the others hit in full all the while.
 
-    The change begins at `since`. A moving dialog's requests may still meet the old card, in full, until they
-    meet the new one, which has nothing of it; with the old card `gone` the first one must miss already.
-    Anything else is `impossible`.
+    The change begins at `since`. A moving dialog's requests may meet the old card, in full, until they meet
+    the new one, which has nothing of it; one that is caught by the change finds the old card's blocks and
+    can't read them. Where the old card was gone for certain at `gone`, nothing of it can be found from then
+    on. Anything else is `impossible`.
     """
 
     before: Placement
     after: Placement
     since: float
-    gone: bool = False
+    gone: float | None = None
     kept: int = 0
     short: list[Served] = field(default_factory=list)
     missed: set[int] = field(default_factory=set)
@@ -121,7 +122,7 @@ class Shift:
 
     def feed(self, served: Served) -> None:
         """Take one request."""
-        if served.began < self.since:
+        if served.ended < self.since:
             return
         if self.before.serial(served.dialog) == self.after.serial(served.dialog):
             self._stays(served)
@@ -136,7 +137,16 @@ class Shift:
     def _moves(self, served: Served) -> None:
         if served.missed:
             self.missed.add(served.dialog)
-        elif self.gone or not served.full:
+        elif self.gone is None or served.began < self.gone:
+            self._meets_the_change(served)
+        else:
+            self.impossible.append(served)
+
+    def _meets_the_change(self, served: Served) -> None:
+        # What it could not read it stores anew, on the new card: for its dialog this was the miss.
+        if not served.full and (self.gone is not None or served.matched == served.blocks):
+            self.missed.add(served.dialog)
+        elif not served.full:
             self.impossible.append(served)
 
 
