@@ -58,6 +58,26 @@ class WorkerThreads {
   std::vector<std::thread> threads_;
 };
 
+// Waits until the card's snapshot satisfies `wanted`.
+template <typename Condition>
+::testing::AssertionResult reaches(const CardSet& set, const std::string& serial, Condition wanted) {
+  const Deadline deadline(monotonic_now(), kPatience);
+  CardSnapshot last;
+  while (!deadline.passed(monotonic_now())) {
+    for (const CardSnapshot& card : set.status()) {
+      if (card.serial != serial) continue;
+      if (wanted(card)) return ::testing::AssertionSuccess();
+      last = card;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return ::testing::AssertionFailure()
+         << "card " << serial << " is " << to_string(last.state) << ": " << last.last_error;
+}
+inline ::testing::AssertionResult reaches(const CardSet& set, const std::string& serial, CardState state) {
+  return reaches(set, serial, [state](const CardSnapshot& card) { return card.state == state; });
+}
+
 inline CardKey key(unsigned number) {
   CardKey value{};
   for (std::size_t i = 0; i < value.size(); ++i)

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -49,6 +50,8 @@ struct Received {
 class Peer {
  public:
   explicit Peer(UniqueFd socket) : socket_(std::move(socket)) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     const timeval patience{10, 0};
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -56,12 +59,17 @@ class Peer {
 
   [[nodiscard]] bool ok() const noexcept { return ok_; }
   [[nodiscard]] const nvme::Framing& framing() const noexcept { return rules_.framing; }
+  void shutdown() noexcept { ::shutdown(socket_.get(), SHUT_RDWR); }
   void shutdown_sending() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
   // Reads whatever comes and forgets it.
   void skip() {
     std::array<std::byte, 4096> sink;
     if (::recv(socket_.get(), sink.data(), sink.size(), 0) <= 0) ok_ = false;
   }
+
+  // The queue id that the host connected, for targets that keep track of it.
+  [[nodiscard]] std::uint16_t queue() const noexcept { return queue_; }
+  void set_queue(std::uint16_t queue) noexcept { queue_ = queue; }
 
   void send_bytes(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -168,6 +176,7 @@ class Peer {
  private:
   UniqueFd socket_;
   bool ok_{true};
+  std::uint16_t queue_{0};
   nvme::ReceiveRules rules_{.role = nvme::Role::controller};
   nvme::Framing send_framing_;
 };

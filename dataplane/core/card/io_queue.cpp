@@ -77,7 +77,7 @@ bool NvmeIoQueue::submit(IoRequest& request) noexcept {
   const std::uint32_t index = entries_.accept(request, reactor_.now() + card_.config->io_timeout, bytes);
   if (next_to_send_ == kNoEntry) next_to_send_ = index;
   counters_.inflight.add();
-  if (timer_ == 0) arm_timer();
+  arm_timer();
   dispatch_.request();
   return true;
 }
@@ -205,12 +205,16 @@ void NvmeIoQueue::finish(std::uint32_t index, const IoResult& result) noexcept {
   request.released();
 }
 
+// Sees to it that a timer is set for the earliest deadline; one that is set for an earlier time serves as
+// well.
 void NvmeIoQueue::arm_timer() noexcept {
   TimePoint due = TimePoint::max();
   for (const std::uint32_t head : {entries_.waiting.head, entries_.quarantined.head}) {
     if (head != kNoEntry) due = std::min(due, entries_[head].deadline);
   }
-  if (due == TimePoint::max()) return;
+  if (due == TimePoint::max() || (timer_ != 0 && timer_due_ <= due)) return;
+  reactor_.cancel(timer_);
+  timer_due_ = due;
   timer_ = reactor_.call_at(due, [this] { on_timer(); });
 }
 
@@ -226,7 +230,7 @@ void NvmeIoQueue::on_timer() noexcept {
     return take_out_of_service("a command stayed unanswered long after its deadline");
   }
   if (next_to_send_ != kNoEntry) dispatch_.request();
-  if (timer_ == 0) arm_timer();
+  arm_timer();
 }
 
 // Reports the timeout. Buffers of a command that was sent stay the card's until it answers or the socket

@@ -79,6 +79,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   std::uint64_t bytes_on_wire_{0};
   QueueCounters counters_;
   TimerId timer_{0};
+  TimePoint timer_due_{};
   AfterEvent dispatch_;
 };
 
