@@ -5,7 +5,7 @@
 namespace akv::softcard {
 
 Controller::Controller(std::uint16_t cntlid, const CardConfig& config, const nvme::ConnectData& host,
-                       Connection& admin)
+                       Connection* admin)
     : cntlid_(cntlid),
       max_queues_(config.max_queues),
       granted_queues_(config.max_queues),
@@ -58,7 +58,7 @@ std::uint16_t Controller::grant_queues(std::uint32_t wanted) noexcept {
 }
 
 Connection* Controller::queue(std::uint16_t qid) const {
-  if (qid == 0) return &admin_;
+  if (qid == 0) return admin_;
   const auto found = queues_.find(qid);
   return found == queues_.end() ? nullptr : found->second;
 }

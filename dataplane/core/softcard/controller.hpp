@@ -22,10 +22,10 @@ class Controller {
   static constexpr std::uint32_t kKeepAliveUnitMs = 100;  // KAS 1
 
   Controller(std::uint16_t cntlid, const CardConfig& config, const nvme::ConnectData& host,
-             Connection& admin);
+             Connection* admin);
 
   [[nodiscard]] std::uint16_t cntlid() const noexcept { return cntlid_; }
-  [[nodiscard]] Connection& admin() const noexcept { return admin_; }
+  [[nodiscard]] Connection* admin() const noexcept { return admin_; }
   [[nodiscard]] const std::string& hostnqn() const noexcept { return hostnqn_; }
   [[nodiscard]] bool same_host(const nvme::ConnectData& data) const;
 
@@ -65,7 +65,7 @@ class Controller {
   std::uint16_t granted_queues_;
   nvme::Uuid hostid_;
   std::string hostnqn_;
-  Connection& admin_;
+  Connection* admin_;
   nvme::Cc cc_{};
   nvme::Csts csts_{};
   std::uint32_t kato_ms_{0};

@@ -104,7 +104,7 @@ void Target::check_deadlines() {
     connection->check_deadlines(now);
   std::vector<Connection*> expired;
   for (const auto& [cntlid, controller] : controllers_) {
-    if (controller->keep_alive_expired(now)) expired.push_back(&controller->admin());
+    if (controller->keep_alive_expired(now)) expired.push_back(controller->admin());
   }
   for (auto* const admin : expired)
     admin->close("keep alive timer expired");
@@ -117,7 +117,7 @@ Controller* Target::create_controller(const nvme::ConnectData& host, Connection&
     last_cntlid_ = static_cast<std::uint16_t>(last_cntlid_ % kMaxCntlid + 1U);
   } while (controllers_.contains(last_cntlid_));
   auto& controller = controllers_[last_cntlid_];
-  controller = std::make_unique<Controller>(last_cntlid_, config_, host, admin);
+  controller = std::make_unique<Controller>(last_cntlid_, config_, host, &admin);
   log_event(Level::info, "controller_created",
             {{"cntlid", last_cntlid_}, {"hostnqn", controller->hostnqn()}});
   return controller.get();

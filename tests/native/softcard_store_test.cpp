@@ -1,0 +1,343 @@
+// The stores: bounds, eviction, and recovery of a file in every state that a kill may leave.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "softcard/file_store.hpp"
+#include "softcard/memory_store.hpp"
+
+namespace akv::softcard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kKiB = 1024;
+
+nvme::KvKey key_of(const std::string& text) {
+  return *nvme::make_kv_key(as_byte_span(text));
+}
+
+Value value_of(std::size_t size, unsigned seed) {
+  auto bytes = allocate_bytes(size);
+  std::mt19937 source(seed);
+  for (auto& byte : std::span(bytes.get(), size))
+    byte = static_cast<std::byte>(source());
+  return {.bytes = std::move(bytes), .size = static_cast<std::uint32_t>(size)};
+}
+
+void expect_value(Store& store, const std::string& key, std::size_t size, unsigned seed) {
+  Value got;
+  ASSERT_EQ(store.get(key_of(key), got), nvme::kSuccess) << key;
+  const auto expected = value_of(size, seed);
+  ASSERT_EQ(got.size, size);
+  ASSERT_TRUE(size == 0 || std::memcmp(got.bytes.get(), expected.bytes.get(), size) == 0) << key;
+}
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (fs::temp_directory_path() / "softcard-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Directory() { fs::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  [[nodiscard]] fs::path file(const char* name = "card") const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+CardFileSpec spec(const fs::path& path, std::uint64_t capacity = 1024 * kKiB) {
+  return {.path = path, .serial = "L0P0", .capacity = capacity, .max_value_bytes = 16 * kKiB};
+}
+
+TEST(MemoryStore, ReplacesRemovesAndCounts) {
+  MemoryStore store(64 * kKiB, 16 * kKiB);
+  EXPECT_EQ(store.put(key_of("a"), value_of(1000, 1)), nvme::kSuccess);
+  EXPECT_EQ(store.put(key_of("a"), value_of(2000, 2)), nvme::kSuccess);
+  EXPECT_EQ(store.put(key_of("b"), value_of(0, 0)), nvme::kSuccess);
+  EXPECT_EQ(store.stats().keys, 2U);
+  EXPECT_EQ(store.stats().bytes, 2000U);
+  expect_value(store, "a", 2000, 2);
+  expect_value(store, "b", 0, 0);
+  EXPECT_EQ(store.remove(key_of("a")), nvme::kSuccess);
+  EXPECT_EQ(store.remove(key_of("a")), nvme::kKvKeyDoesNotExist);
+  Value value;
+  EXPECT_EQ(store.get(key_of("a"), value), nvme::kKvKeyDoesNotExist);
+  EXPECT_EQ(store.put(key_of("c"), value_of(16 * kKiB + 1, 1)), nvme::kCapacityExceeded);
+}
+
+TEST(MemoryStore, EvictsTheOldestAndGivesASecondChance) {
+  MemoryStore store(10 * (1000 + MemoryStore::kPairBytes), 16 * kKiB);
+  for (unsigned i = 0; i < 10; ++i)
+    ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(1000, i)), nvme::kSuccess);
+  EXPECT_EQ(store.stats().evictions, 0U);
+  expect_value(store, "k0", 1000, 0);
+  ASSERT_EQ(store.put(key_of("x"), value_of(1000, 99)), nvme::kSuccess);
+  EXPECT_TRUE(store.contains(key_of("k0")));
+  EXPECT_FALSE(store.contains(key_of("k1")));
+  // The chance is used up: ten more pairs, and k0 goes.
+  for (unsigned i = 0; i < 10; ++i)
+    ASSERT_EQ(store.put(key_of("y" + std::to_string(i)), value_of(1000, i)), nvme::kSuccess);
+  EXPECT_FALSE(store.contains(key_of("k0")));
+  EXPECT_EQ(store.stats().keys, 10U);
+  EXPECT_EQ(store.stats().evictions, 11U);
+}
+
+TEST(MemoryStore, EvictionEndsWhenEverythingWasRetrieved) {
+  MemoryStore store(4 * (1000 + MemoryStore::kPairBytes), 16 * kKiB);
+  for (unsigned i = 0; i < 4; ++i) {
+    ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(1000, i)), nvme::kSuccess);
+    expect_value(store, "k" + std::to_string(i), 1000, i);
+  }
+  ASSERT_EQ(store.put(key_of("big"), value_of(4 * 1000, 7)), nvme::kSuccess);
+  EXPECT_EQ(store.stats().keys, 1U);
+}
+
+TEST(MemoryStore, AValueInUseOutlivesItsEviction) {
+  MemoryStore store(2000, 1500);
+  ASSERT_EQ(store.put(key_of("a"), value_of(1500, 1)), nvme::kSuccess);
+  Value held;
+  ASSERT_EQ(store.get(key_of("a"), held), nvme::kSuccess);
+  ASSERT_EQ(store.put(key_of("b"), value_of(1500, 2)), nvme::kSuccess);
+  EXPECT_FALSE(store.contains(key_of("a")));
+  EXPECT_EQ(std::memcmp(held.bytes.get(), value_of(1500, 1).bytes.get(), 1500), 0);
+}
+
+TEST(MemoryStore, MillionsOfEmptyValuesAreBounded) {
+  MemoryStore store(128 * 1000, 1000);
+  for (unsigned i = 0; i < 5000; ++i)
+    ASSERT_EQ(store.put(key_of(std::to_string(i)), value_of(0, 0)), nvme::kSuccess);
+  EXPECT_EQ(store.stats().keys, 1000U);
+}
+
+TEST(FileStore, SurvivesReopening) {
+  const Directory directory;
+  {
+    FileStore store(spec(directory.file()));
+    for (unsigned i = 0; i < 20; ++i)
+      ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(i * 321, i)), nvme::kSuccess);
+    ASSERT_EQ(store.put(key_of("k3"), value_of(777, 1000)), nvme::kSuccess);
+    ASSERT_EQ(store.remove(key_of("k4")), nvme::kSuccess);
+    ASSERT_EQ(store.remove(key_of("k4")), nvme::kKvKeyDoesNotExist);
+  }
+  for (int reopening = 0; reopening < 3; ++reopening) {
+    FileStore store(spec(directory.file()));
+    EXPECT_EQ(store.stats().keys, 19U);
+    EXPECT_FALSE(store.contains(key_of("k4")));
+    expect_value(store, "k3", 777, 1000);
+    expect_value(store, "k0", 0, 0);
+    expect_value(store, "k19", 19 * 321, 19);
+  }
+}
+
+TEST(FileStore, StaysWithinItsCapacityAndKeepsWhatIsRead) {
+  const Directory directory;
+  const auto file = directory.file();
+  FileStore store(spec(file));
+  ASSERT_EQ(store.put(key_of("hot"), value_of(5000, 1)), nvme::kSuccess);
+  for (unsigned i = 0; i < 2000; ++i) {
+    ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(3000, i)), nvme::kSuccess);
+    expect_value(store, "hot", 5000, 1);
+    if (i % 7 == 0) expect_value(store, "k" + std::to_string(i), 3000, i);
+  }
+  const auto stats = store.stats();
+  EXPECT_GT(stats.evictions, 1000U);
+  EXPECT_EQ(stats.keys + stats.evictions, 2001U);
+  EXPECT_LE(fs::file_size(file), stats.capacity);
+  EXPECT_GT(stats.bytes, stats.capacity / 2) << "most of the file holds live values";
+  EXPECT_FALSE(store.contains(key_of("k0")));
+}
+
+// Against a plain map, with reopenings in between: whatever the store still has is the newest version.
+TEST(FileStore, NeverGivesAnOldVersion) {
+  const Directory directory;
+  std::map<std::string, std::pair<std::size_t, unsigned>> model;
+  std::mt19937 source(42);
+  for (int reopening = 0; reopening < 12; ++reopening) {
+    FileStore store(spec(directory.file()));
+    for (const auto& [key, version] : model) {
+      if (store.contains(key_of(key))) expect_value(store, key, version.first, version.second);
+    }
+    for (int step = 0; step < 150; ++step) {
+      const auto key = std::to_string(source() % 60);
+      if (source() % 5 == 0) {
+        const auto status = store.remove(key_of(key));
+        ASSERT_TRUE(status == nvme::kSuccess || status == nvme::kKvKeyDoesNotExist);
+        model.erase(key);
+        ASSERT_FALSE(store.contains(key_of(key)));
+      } else {
+        model[key] = {source() % 16000, static_cast<unsigned>(source())};
+        ASSERT_EQ(store.put(key_of(key), value_of(model[key].first, model[key].second)), nvme::kSuccess);
+      }
+    }
+    std::size_t present = 0;
+    store.walk({}, [&](const nvme::KvKey& key) {
+      const std::string text(reinterpret_cast<const char*>(key.bytes.data()), key.length);
+      EXPECT_TRUE(model.contains(text)) << text;
+      return ++present < 1000;
+    });
+    EXPECT_EQ(present, store.stats().keys);
+  }
+}
+
+// A kill may cut the last write anywhere.
+class TornRecord : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kSize = 300;
+  static constexpr std::uint64_t kLast = record_bytes(kSize);
+
+  TornRecord() {
+    FileStore store(spec(directory_.file()));
+    EXPECT_EQ(store.put(key_of("first"), value_of(kSize, 1)), nvme::kSuccess);
+    EXPECT_EQ(store.put(key_of("again"), value_of(kSize, 2)), nvme::kSuccess);
+    EXPECT_EQ(store.put(key_of("again"), value_of(kSize, 3)), nvme::kSuccess);
+  }
+  // Where the last record begins: a superblock, a segment header and two records of the same size come
+  // before.
+  static constexpr std::uint64_t last_at() { return kSuperblockBytes + sizeof(SegmentHeader) + 2 * kLast; }
+
+  fs::path copy_torn_at(std::uint64_t kept) const {
+    const auto torn = directory_.file("torn");
+    fs::copy_file(directory_.file(), torn, fs::copy_options::overwrite_existing);
+    std::fstream file(torn, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(last_at() + kept));
+    file << std::string(kLast - kept, '\0');
+    return torn;
+  }
+
+  Directory directory_;
+};
+
+TEST_F(TornRecord, EveryPrefixIsDropped) {
+  // The value's last byte is not zero, so that each of these is torn.
+  for (std::uint64_t kept = 0; kept < sizeof(RecordHeader) + kSize; ++kept) {
+    FileStore store(spec(copy_torn_at(kept)));
+    ASSERT_EQ(store.stats().keys, 2U) << kept;
+    expect_value(store, "first", kSize, 1);
+    expect_value(store, "again", kSize, 2);
+  }
+}
+
+TEST_F(TornRecord, TheSpaceIsWrittenOverAndNothingOldComesBack) {
+  for (const std::uint64_t kept : {std::uint64_t{1}, std::uint64_t{70}, kLast - 80}) {
+    const auto torn = copy_torn_at(kept);
+    {
+      FileStore store(spec(torn));
+      ASSERT_EQ(store.put(key_of("new"), value_of(10, 4)), nvme::kSuccess);
+    }
+    FileStore store(spec(torn));
+    EXPECT_EQ(store.stats().keys, 3U);
+    expect_value(store, "again", kSize, 2);
+    expect_value(store, "new", 10, 4);
+  }
+}
+
+// A record in the middle of the newest segment rots, the file is opened and written, and opened again:
+// records that lie behind the new one are of an older time and must not count.
+TEST_F(TornRecord, RecordsBehindARepairDoNotReturn) {
+  const auto file = directory_.file();
+  {
+    std::fstream rot(file, std::ios::in | std::ios::out | std::ios::binary);
+    rot.seekp(static_cast<std::streamoff>(last_at() - kLast + sizeof(RecordHeader)));
+    rot << "rotten";
+  }
+  {
+    FileStore store(spec(file));
+    EXPECT_EQ(store.stats().keys, 1U);
+    ASSERT_EQ(store.put(key_of("other"), value_of(kSize, 9)), nvme::kSuccess);
+  }
+  FileStore store(spec(file));
+  EXPECT_EQ(store.stats().keys, 2U);
+  EXPECT_FALSE(store.contains(key_of("again")));
+  expect_value(store, "other", kSize, 9);
+}
+
+TEST_F(TornRecord, ValuesThatLookLikeRecordsAreNotTakenForOnes) {
+  const auto file = directory_.file();
+  {
+    // What a hostile client might store: a record with a guessed salt, at the place where a scan would look
+    // after the value's own record was torn.
+    RecordHeader forged{};
+    forged.key_length = 1;
+    forged.sequence = 1;
+    seal(forged, 0);
+    auto bytes = allocate_bytes(sizeof forged);
+    nvme::write_wire(std::span(bytes.get(), sizeof forged), forged);
+    FileStore store(spec(file));
+    ASSERT_EQ(store.put(key_of("bait"), {.bytes = std::move(bytes), .size = sizeof forged}), nvme::kSuccess);
+  }
+  std::fstream tear(file, std::ios::in | std::ios::out | std::ios::binary);
+  tear.seekp(static_cast<std::streamoff>(last_at() + kLast));
+  tear << std::string(sizeof(RecordHeader), '\0');
+  tear.close();
+  FileStore store(spec(file));
+  EXPECT_EQ(store.stats().keys, 2U);
+}
+
+TEST(FileStore, RotIsReportedOnceAndThenGone) {
+  const Directory directory;
+  FileStore store(spec(directory.file()));
+  ASSERT_EQ(store.put(key_of("a"), value_of(1000, 1)), nvme::kSuccess);
+  {
+    std::fstream rot(directory.file(), std::ios::in | std::ios::out | std::ios::binary);
+    rot.seekp(kSuperblockBytes + sizeof(SegmentHeader) + sizeof(RecordHeader) + 500);
+    rot << "x!";
+  }
+  Value value;
+  EXPECT_EQ(store.get(key_of("a"), value), nvme::kKvUnrecoveredError);
+  EXPECT_EQ(store.get(key_of("a"), value), nvme::kKvKeyDoesNotExist);
+  EXPECT_EQ(store.stats().corrupt, 1U);
+  EXPECT_EQ(store.stats().bytes, 0U);
+}
+
+TEST(FileStore, AnInterruptedCreationIsDoneAgain) {
+  const Directory directory;
+  std::ofstream(directory.file(), std::ios::binary) << std::string(100000, '\0');
+  FileStore store(spec(directory.file()));
+  EXPECT_EQ(store.put(key_of("a"), value_of(100, 1)), nvme::kSuccess);
+}
+
+TEST(FileStore, ForeignFilesAreRefusedAndLeftAlone) {
+  const Directory directory;
+  const std::string text(10000, 'x');
+  std::ofstream(directory.file(), std::ios::binary) << text;
+  EXPECT_THROW(FileStore(spec(directory.file())), std::runtime_error);
+  std::ifstream file(directory.file(), std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+  std::ofstream(directory.file("short"), std::ios::binary) << "xyz";
+  EXPECT_THROW(FileStore(spec(directory.file("short"))), std::runtime_error);
+  EXPECT_THROW(FileStore(spec(directory.file("tiny"), 10000)), std::runtime_error);
+}
+
+TEST(FileStore, OneFileServesOneCard) {
+  const Directory directory;
+  const FileStore store(spec(directory.file()));
+  EXPECT_THROW(FileStore(spec(directory.file())), std::runtime_error);
+}
+
+TEST(FileStore, LayoutsFitTheirCapacity) {
+  for (const std::uint64_t capacity :
+       {80 * kKiB, 1000 * kKiB, kKiB * kKiB, 64 * kKiB * kKiB, kKiB * kKiB * kKiB}) {
+    CardFileSpec wanted = spec("unused", capacity);
+    wanted.max_value_bytes = 8 * kKiB * kKiB;
+    const auto plan = plan_layout(wanted);
+    EXPECT_GE(plan.segments, 5U) << capacity;
+    EXPECT_LE(kSuperblockBytes + plan.segments * plan.segment_bytes, capacity);
+    EXPECT_GE(plan.segment_bytes, sizeof(SegmentHeader) + 2 * record_bytes(plan.max_value_bytes));
+    EXPECT_GE(plan.segments * plan.segment_bytes, capacity / 2) << "little is wasted";
+  }
+}
+
+}  // namespace
+}  // namespace akv::softcard
