@@ -16,6 +16,8 @@ from integration.client.operations import Operation, Request, SessionView
 from integration.client.wire import ERROR_OPCODE, REPLY, Frame, FrameStatus, Header, encode_frame
 
 MAX_WAITING_CALLS = 1024
+# Entries that the gateway lets a session have outstanding (docs/protocol.md, "Header").
+MAX_OUTSTANDING_ENTRIES = 16_384
 
 
 class Call:
@@ -27,8 +29,33 @@ class Call:
         self.error: ClientError | None = None
         self.finished = False
         self.in_flight = 0
-        self.requests: Iterator[tuple[int, Request]] | None = None
+        self._requests: Iterator[tuple[int, Request]] | None = None
+        self._following: tuple[int, Request] | None = None
         self._done = done
+
+    def begin(self, requests: Iterator[Request]) -> None:
+        """`requests` are to be sent; each is made only when there is room for it."""
+        self._requests = enumerate(requests)
+
+    def following(self) -> tuple[int, Request] | None:
+        """The request to send next, and its number; None when all were sent."""
+        if self._following is None and self._requests is not None:
+            self._following = next(self._requests, None)
+        return self._following
+
+    def sent(self) -> None:
+        """The request that `following` told is on its way."""
+        self._following = None
+        self.in_flight += 1
+
+    def end_requests(self) -> None:
+        """All requests were sent, or no more are wanted."""
+        self._requests = self._following = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to send or to wait for."""
+        return self._requests is None and self.in_flight == 0
 
     def finish(self, error: ClientError | None = None) -> None:
         """The call ends, with `error` as the reason where it ended badly; only the first end counts."""
@@ -57,6 +84,7 @@ class Session:
         self._send = send
         self._waiting: deque[Call] = deque()
         self._outstanding: dict[int, _Sent] = {}
+        self._entries = 0
         self._next_id = 1
 
     @property
@@ -71,7 +99,7 @@ class Session:
                 RequestRefusedError(FrameStatus.BUSY, f"{MAX_WAITING_CALLS} calls wait for the gateway")
             )
             return
-        call.requests = enumerate(call.operation.requests(self.view))
+        call.begin(call.operation.requests(self.view))
         self._waiting.append(call)
         self._pump()
 
@@ -80,7 +108,7 @@ class Session:
         call.operation.abandoned = True
         if call in self._waiting:
             self._waiting.remove(call)
-        call.requests = None
+        call.end_requests()
         call.finish(DeadlineExceededError("the gateway did not answer in time"))
         self._settle(call)
 
@@ -92,6 +120,7 @@ class Session:
             raise ProtocolError(_unexpected(header, body))
         self._take(sent, header, body)
         del self._outstanding[header.request_id]
+        self._entries -= sent.request.entries
         for block in sent.request.blocks:
             block.release()
         sent.call.in_flight -= 1
@@ -105,7 +134,7 @@ class Session:
         self._waiting.clear()
         self._outstanding.clear()
         for call in calls:
-            call.requests = None
+            call.end_requests()
             call.finish(error)
 
     def _take(self, sent: _Sent, header: Header, body: memoryview) -> None:
@@ -128,19 +157,21 @@ class Session:
     def _pump(self) -> None:
         while self._waiting and len(self._outstanding) < self.view.welcome.credits:
             call = self._waiting[0]
-            assert call.requests is not None
-            following = next(call.requests, None)
+            following = call.following()
             if following is None:
                 self._waiting.popleft()
-                call.requests = None
+                call.end_requests()
                 self._settle(call)
+            elif self._entries and self._entries + following[1].entries > MAX_OUTSTANDING_ENTRIES:
+                return
             else:
                 self._transmit(call, *following)
 
     def _transmit(self, call: Call, index: int, request: Request) -> None:
         request_id, self._next_id = self._next_id, self._next_id + 1
         self._outstanding[request_id] = _Sent(call, index, request)
-        call.in_flight += 1
+        self._entries += request.entries
+        call.sent()
         for block in request.blocks:
             block.hold()
         header = Header(request.opcode, request.status, request.entries, request_id, request.dialog)
@@ -148,7 +179,7 @@ class Session:
 
     def _settle(self, call: Call) -> None:
         """End a call whose last reply is there, and send what its end asks for."""
-        if call.requests is not None or call.in_flight:
+        if not call.settled:
             return
         call.finish()
         following = call.operation.follow_up()

@@ -62,6 +62,9 @@ class _Transfer(Operation[T]):
         self._blocks = [item if isinstance(item, Block) and item.shared else None for item in memory]
         self._views = [_byte_view(item) for item in memory]
         self._alive = [not isinstance(item, Block) or item.valid for item in memory]
+        named = [id(block) for block in self._blocks if block is not None]
+        if len(set(named)) != len(named):
+            raise ValueError(f"{self.opcode.name} names the same block twice: give each key its own")
         self._dialog = check_dialog(dialog)
         self._parts: list[_Part] = []
 
@@ -162,9 +165,6 @@ class Get(_Transfer[list[Got]]):
         for view in self._views:
             if view.readonly:
                 raise TypeError("GET needs writable memory: a destination is read-only")
-        blocks = [id(block) for block in self._blocks if block is not None]
-        if len(set(blocks)) != len(blocks):
-            raise ValueError("GET names the same block twice as a destination")
         self._got = [Got(Status.MISS, 0)] * len(self._keys)
 
     def absorb(self, index: int, header: Header, body: memoryview) -> None:

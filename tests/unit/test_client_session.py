@@ -122,6 +122,8 @@ def test_too_small_and_read_only_memory(client: Client) -> None:
     [block] = client.alloc(1, 100)
     with pytest.raises(ValueError, match="twice"):
         client.get(KEYS[:2], [block, block], 1)
+    with pytest.raises(ValueError, match="twice"):
+        client.put(KEYS[:2], [block, block], 1)
     with pytest.raises(ValueError, match="64-bit"):
         client.exists(KEYS[:1], -1)
     with pytest.raises(ValueError, match="timeout"):
