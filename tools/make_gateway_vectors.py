@@ -1,0 +1,326 @@
+"""Write the byte-exact examples of docs/protocol.md: tests/vectors/{envelope,protocol}.json.
+
+Usage: make_gateway_vectors.py [DIRECTORY]
+
+Written from the document alone, with the standard library: it shares no code with the gateway or its client.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import random
+import struct
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = struct.Struct("<IIHHIQQ")
+ENTRY = struct.Struct("<32sQIHH")
+REPLY, ERROR = 0x8000, 0xFFFF
+HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS = range(1, 9)
+BUSY, BAD_REQUEST, UNSUPPORTED, NO_MEMORY, NO_SUCH_BLOCK = 1, 4, 5, 6, 7
+INLINE = 0xFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def u32(value: int) -> bytes:
+    """Four bytes, little-endian."""
+    return value.to_bytes(4, "little")
+
+
+def field(data: bytes) -> bytes:
+    """A field with its u32 length before it."""
+    return u32(len(data)) + data
+
+
+def card_key(label: bytes, namespace: str, secret: bytes, num_dbs: int, key: bytes, *more: int) -> bytes:
+    """The card key of a value (`akv-key-1`) or of a further segment (`akv-segment-1`)."""
+    db = int.from_bytes(key[:4], "little") % num_dbs
+    parts = [label, u32(1), namespace.encode(), u32(num_dbs), u32(db), key, *map(u32, more)]
+    return blake2b(b"".join(map(field, parts)), digest_size=16, key=secret).digest()
+
+
+def namespace_id(namespace: str) -> bytes:
+    """The namespace's name in envelopes."""
+    return blake2b(b"akv-ns-1\0" + namespace.encode(), digest_size=16).digest()[:4]
+
+
+def envelope(namespace: str, key: bytes, value: bytes, start: int, end: int, index: int, count: int) -> bytes:
+    """The envelope of value[start:end], segment `index` of `count`."""
+    fixed = struct.pack("<IBBHHH", 0x45564B41, 1, 0, index, count, 0)
+    lengths = struct.pack("<III", end - start, len(value), crc32c(value[:end]))
+    body = fixed + namespace_id(namespace) + key + lengths
+    return body + u32(crc32c(body))
+
+
+def cut(total: int, room: int) -> list[tuple[int, int]]:
+    """(start, end) of each segment of a value of `total` bytes where a segment has at most `room`."""
+    if total <= room:
+        return [(0, total)]
+    count = -(-total // (room // 4096 * 4096))
+    pages = math.ceil(total / count / 4096)
+    each = pages * 4096
+    return [(start, min(start + each, total)) for start in range(0, total, each)]
+
+
+def envelope_vectors() -> dict[str, Any]:
+    """Values, whole and in segments, and how lengths are cut."""
+    rng = random.Random(20260711)
+    values = []
+    for namespace, secret, length, room in (
+        ("default", bytes(32), 1, 65536),
+        ("default", bytes(32), 100, 65536),
+        ("modèle-7b", bytes(range(100, 132)), 4096, 4096),
+        ("modèle-7b", bytes(range(100, 132)), 9000, 4096),
+        ("default", bytes(32), 12_288, 5000),
+    ):
+        key, value = rng.randbytes(32), rng.randbytes(length)
+        parts = cut(length, room)
+        segments = []
+        for index, (start, end) in enumerate(parts):
+            label, more = (b"akv-segment-1", (index, len(parts), length)) if index else (b"akv-key-1", ())
+            segments.append(
+                {
+                    "card_key": card_key(label, namespace, secret, 128, key, *more).hex(),
+                    "envelope": envelope(namespace, key, value, start, end, index, len(parts)).hex(),
+                    "start": start,
+                    "end": end,
+                }
+            )
+        values.append(
+            {
+                "namespace": namespace,
+                "secret": secret.hex(),
+                "num_dbs": 128,
+                "engine_key": key.hex(),
+                "max_value_bytes": room + 64,
+                "value": value.hex(),
+                "segments": segments,
+            }
+        )
+    lengths = [
+        (1, 4096),
+        (4096, 4096),
+        (4097, 4096),
+        (3 << 20, 1 << 20),
+        ((3 << 20) + 1, 1 << 20),
+        (10 << 20, 4 << 20),
+    ]
+    cuts = [
+        {"total": total, "max_value_bytes": room + 64, "segments": [list(part) for part in cut(total, room)]}
+        for total, room in lengths
+    ]
+    return {"values": values, "cuts": cuts}
+
+
+def frame(
+    opcode: int, body: bytes = b"", *, count: int = 0, request: int = 0, dialog: int = 0, status: int = 0
+) -> bytes:
+    """One frame."""
+    return HEADER.pack(0x31564B41, len(body), opcode, status, count, request, dialog) + body
+
+
+def hello(
+    features: int, arena: int, namespace: str, mac: bytes = bytes(32), versions: tuple[int, int] = (1, 1)
+) -> bytes:
+    """A HELLO frame with the client nonce 00 01 02 ..."""
+    name = namespace.encode()
+    fixed = struct.pack("<HHIQ", *versions, features, arena) + bytes(range(32)) + mac
+    return frame(HELLO, fixed + struct.pack("<H", len(name)) + name, request=1)
+
+
+def welcome(arena: int, session: int) -> bytes:
+    """The OK reply to HELLO of a gateway with the default limits."""
+    body = struct.pack(
+        "<HHIQIIIIIIQ",
+        1,
+        0,
+        bool(arena),
+        arena,
+        4096,
+        4096,
+        32,
+        (32 << 20) + (256 << 10),
+        32 << 20,
+        0,
+        session,
+    )
+    return frame(HELLO | REPLY, body + bytes(32), request=1)
+
+
+def step(name: str, send: bytes, expect: bytes) -> dict[str, str]:
+    """One exchange of a conversation."""
+    return {"name": name, "send": send.hex(), "expect": expect.hex()}
+
+
+def refusal(opcode: int, status: int, text: str, request: int) -> bytes:
+    """A reply or ERROR frame whose body is a sentence."""
+    return frame(opcode, text.encode(), request=request, status=status)
+
+
+def _shared_steps(keys: list[bytes]) -> list[dict[str, str]]:
+    a, b, c = keys
+    offsets = struct.pack("<QQ", 0, 4096)
+    entries = ENTRY.pack(a, 0, 4096, 0, 0) + ENTRY.pack(b, 4096, 100, 0, 0)
+    odd = ENTRY.pack(a, 8192, 10, 0, 0) + ENTRY.pack(c, 0, 10, 0, 0)
+    return [
+        step("hello", hello(1, 3 * 4096, "default"), welcome(3 * 4096, 1)),
+        step(
+            "alloc",
+            frame(ALLOC, u32(4096) + u32(100), count=2, request=2),
+            frame(ALLOC | REPLY, offsets, count=2, request=2),
+        ),
+        step(
+            "alloc more than there is",
+            frame(ALLOC, u32(8192), count=1, request=3),
+            refusal(ALLOC | REPLY, NO_MEMORY, "the session's memory has no room for these blocks", 3),
+        ),
+        step(
+            "put",
+            frame(PUT, entries, count=2, request=4, dialog=77),
+            frame(PUT | REPLY, u32(0) * 2, count=2, request=4),
+        ),
+        step(
+            "get",
+            frame(GET, entries, count=2, request=5, dialog=77),
+            frame(GET | REPLY, struct.pack("<IIII", 0, 4096, 0, 100), count=2, request=5),
+        ),
+        step(
+            "get into no block, and of an absent key",
+            frame(GET, odd, count=2, request=6, dialog=77),
+            frame(GET | REPLY, struct.pack("<IIII", 4, 0, 1, 0), count=2, request=6),
+        ),
+        step(
+            "get into too little",
+            frame(GET, ENTRY.pack(b, 4096, 99, 0, 0), count=1, request=7, dialog=77),
+            frame(GET | REPLY, struct.pack("<II", 5, 100), count=1, request=7),
+        ),
+        step("free", frame(FREE, offsets, count=2, request=8), frame(FREE | REPLY, count=2, request=8)),
+        step(
+            "free again",
+            frame(FREE, offsets[:8], count=1, request=9),
+            refusal(FREE | REPLY, NO_SUCH_BLOCK, "an offset is not that of a leased block", 9),
+        ),
+    ]
+
+
+def _inline_steps(keys: list[bytes]) -> list[dict[str, str]]:
+    a, b, c = keys
+    payloads = bytes(range(5)) + bytes(range(250, 255))
+    put = ENTRY.pack(a, 0, 5, INLINE, 0) + ENTRY.pack(b, 0, 5, INLINE, 0) + payloads
+    get = ENTRY.pack(a, 0, 16, INLINE, 0) + ENTRY.pack(c, 0, 16, INLINE, 0) + ENTRY.pack(b, 0, 16, INLINE, 0)
+    found = struct.pack("<IIIIII", 0, 5, 1, 0, 0, 5) + payloads
+    return [
+        step("hello", hello(0, 0, "default"), welcome(0, 1)),
+        step(
+            "put",
+            frame(PUT, put, count=2, request=2, dialog=5),
+            frame(PUT | REPLY, u32(0) * 2, count=2, request=2),
+        ),
+        step(
+            "get",
+            frame(GET, get, count=3, request=3, dialog=5),
+            frame(GET | REPLY, found, count=3, request=3),
+        ),
+        step(
+            "exists",
+            frame(EXISTS, a + c + b, count=3, request=4, dialog=5),
+            frame(EXISTS | REPLY, struct.pack("<II", 1, 0) + b"\x05", count=3, request=4),
+        ),
+        step(
+            "longest prefix",
+            frame(EXISTS, a + c + b, count=3, request=5, dialog=5, status=1),
+            frame(EXISTS | REPLY, struct.pack("<II", 1, 0) + b"\x01", count=3, request=5),
+        ),
+        step(
+            "delete",
+            frame(DELETE, a + c, count=2, request=6, dialog=5),
+            frame(DELETE | REPLY, u32(0) * 2, count=2, request=6),
+        ),
+        step(
+            "exists after delete",
+            frame(EXISTS, a, count=1, request=7, dialog=5),
+            frame(EXISTS | REPLY, struct.pack("<II", 0, 0) + b"\0", count=1, request=7),
+        ),
+        step(
+            "an unknown opcode",
+            frame(9, b"abc", request=8),
+            refusal(ERROR, UNSUPPORTED, "opcode 9 is not known in version 1", 8),
+        ),
+        step(
+            "a bad body",
+            frame(EXISTS, a[:31], count=1, request=9),
+            refusal(ERROR, BAD_REQUEST, "the body has 31 bytes, but 1 entries take 32", 9),
+        ),
+    ]
+
+
+def mac_vectors() -> list[dict[str, str]]:
+    """Proofs of a namespace's secret."""
+    secret, client, server = bytes(range(100, 132)), bytes(range(32)), bytes(range(32, 64))
+    return [
+        {
+            "label": label,
+            "secret": secret.hex(),
+            "client_nonce": client.hex(),
+            "server_nonce": server.hex(),
+            "namespace": name,
+            "mac": hmac.digest(
+                secret,
+                label.encode() + client + server + struct.pack("<H", len(name.encode())) + name.encode(),
+                "sha256",
+            ).hex(),
+        }
+        for name in ("default", "modèle-7b")
+        for label in ("akv-hello-1", "akv-welcome-1")
+    ]
+
+
+def protocol_vectors() -> dict[str, Any]:
+    """Whole conversations over the Unix socket, each with a gateway that has just been started."""
+    rng = random.Random(20260712)
+    keys = [rng.randbytes(32) for _ in range(3)]
+    return {
+        "conversations": [
+            {"name": "shared memory", "steps": _shared_steps(keys)},
+            {"name": "inline", "steps": _inline_steps(keys)},
+            {
+                "name": "another version",
+                "steps": [
+                    step(
+                        "hello",
+                        hello(0, 0, "default", versions=(2, 3)),
+                        refusal(
+                            ERROR, UNSUPPORTED, "this gateway speaks version 1; the client offers 2 to 3", 1
+                        ),
+                    )
+                ],
+            },
+        ],
+        "macs": mac_vectors(),
+    }
+
+
+def main() -> None:
+    """Write both files."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests/vectors"
+    for name, content in (("envelope", envelope_vectors()), ("protocol", protocol_vectors())):
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (target / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
