@@ -12,7 +12,7 @@ from types import FrameType
 
 from controlplane.apps.demo.errors import DemoError
 from controlplane.apps.demo.report import print_report, write_report
-from controlplane.apps.demo.settings import DemoSettings
+from controlplane.apps.demo.settings import LEAST_REQUESTS, DemoSettings
 from controlplane.apps.demo.story import tell
 from controlplane.base.version import program_version
 
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument(
         "--requests",
-        type=_positive,
+        type=_requests,
         default=defaults.requests,
         metavar="N",
         help="rows of the trace (%(default)s)",
@@ -106,6 +106,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _requests(text: str) -> int:
+    value = _positive(text)
+    if value < LEAST_REQUESTS:
+        raise argparse.ArgumentTypeError(f"{text} is too few: the story needs at least {LEAST_REQUESTS}")
+    return value
 
 
 def _block_bytes(text: str) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from controlplane.apps.demo.errors import DemoError
+from controlplane.cluster import child_guard
 
 _TAIL_LINES = 15
 _STOP_SECONDS = 8.0
@@ -34,7 +35,7 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 class Child:
-    """A running program. `stop` ends it and everything that it started."""
+    """A running program. `stop` ends it and everything that it started; it also ends with this process."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Child:
         self.log = log
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                command,
+                [*_guard(), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if read_output else sink,
                 stderr=sink,
@@ -127,6 +128,11 @@ class Child:
         # vanish, and the call fails.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def _guard() -> list[str]:
+    """What a program is started by so that it does not outlive us, even where we are killed."""
+    return [sys.executable, "-I", "-S", str(child_guard.__file__), str(os.getpid())]
 
 
 def run_to_end(command: Sequence[str], seconds: float, what: str) -> str:

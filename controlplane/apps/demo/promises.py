@@ -223,7 +223,7 @@ def client_killed(scene: Scene) -> Outcome:
 def _kill_a_client(scene: Scene, number: int) -> tuple[int, float]:
     """Kill a client that transfers without a pause; its leased bytes, and seconds until they were back."""
     before, moved = scene.leased_bytes(), Transfers()
-    arguments = [*scene.trace_arguments, "--namespace", f"second-{number}"]
+    arguments = [*scene.trace_arguments, "--loop", "--namespace", f"second-{number}"]
     client = scene.stage.start_replay(f"second-client-{number}", arguments)
     client.watches += [moved, scene.troubles]
     client.pump(

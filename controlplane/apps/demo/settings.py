@@ -15,6 +15,8 @@ CYCLE_SECONDS = 1.0
 POLL_MS = 1000
 HOSTS = 3
 GATEWAY_HOST = 10
+# With fewer it may happen that a card has no dialog to lose.
+LEAST_REQUESTS = 50
 
 
 @dataclass(frozen=True, slots=True)

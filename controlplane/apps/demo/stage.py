@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,13 +60,14 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.cluster.close()
-        self.dataplane_view.close()
-        for child in reversed(self._children):
-            if child.running:
-                child.interrupt()
-        for child in reversed(self._children):
-            child.stop()
+        with _unhurried():
+            self.cluster.close()
+            self.dataplane_view.close()
+            for child in reversed(self._children):
+                if child.running:
+                    child.interrupt()
+            for child in reversed(self._children):
+                child.stop()
 
     @property
     def client_socket(self) -> Path:
@@ -209,3 +212,14 @@ class Stage:
         target = f"{self.layout.address(host)}:{self.layout.ports.api}"
         command = python_module("clustercli.main", "--host", target, *arguments)
         run_to_end(command, _COMMAND_SECONDS, f"clustercli {' '.join(arguments)}")
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Another Ctrl-C does not keep the processes from being ended; that takes seconds at most."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

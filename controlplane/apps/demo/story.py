@@ -18,7 +18,14 @@ from controlplane.apps.demo.replay import bench
 from controlplane.apps.demo.report import NAMES, Promise, Report
 from controlplane.apps.demo.requests import Placement
 from controlplane.apps.demo.scene import Scene
-from controlplane.apps.demo.settings import FIRST_CARDS, HOSTS, DemoSettings, Layout, choose_layout
+from controlplane.apps.demo.settings import (
+    FIRST_CARDS,
+    HOSTS,
+    LEAST_REQUESTS,
+    DemoSettings,
+    Layout,
+    choose_layout,
+)
 from controlplane.apps.demo.stage import Stage
 
 Say = Callable[[str], None]
@@ -34,9 +41,12 @@ def tell(settings: DemoSettings, say: Say) -> Report:
     with _directory(settings.keep, say) as directory:
         trace, generated = _find_trace(settings, directory)
         say(f"trace {trace}{' (made for this run)' if generated else ''}, first {settings.requests} requests")
-        report = Report(settings.requests, settings.block_bytes, str(trace), generated)
+        simulated = _simulate(settings, trace)
+        report = Report(simulated["requests"], settings.block_bytes, str(trace), generated)
+        # Room for every block on one card: nothing is evicted, as the simulation has it.
+        card_bytes = simulated["blocks"] * (settings.block_bytes + _OVERHEAD_BYTES)
         try:
-            _run(settings, choose_layout(directory), trace, report, say)
+            _run(settings, choose_layout(directory), card_bytes, report, say)
         except DemoError as error:
             report.failure = str(error)
         report.complete()
@@ -44,16 +54,12 @@ def tell(settings: DemoSettings, say: Say) -> Report:
     return report
 
 
-def _run(settings: DemoSettings, layout: Layout, trace: Path, report: Report, say: Say) -> None:
-    simulated = _simulate(settings, trace)
-    # The trace may be shorter than what was asked for.
-    report.requests = simulated["requests"]
-    card_bytes = simulated["blocks"] * (settings.block_bytes + _OVERHEAD_BYTES)
+def _run(settings: DemoSettings, layout: Layout, card_bytes: int, report: Report, say: Say) -> None:
     with Stage(layout, settings, card_bytes) as stage:
         _set_up(stage, say)
         placement = _wait_for_cards(stage)
         say(f"gateway uses {', '.join(placement.serials)} in slots {', '.join(map(str, placement.slots))}")
-        scene = _begin_replay(stage, placement, trace, report.requests, say)
+        scene = _begin_replay(stage, placement, report, say)
         try:
             _keep_promises(scene, report)
         finally:
@@ -89,11 +95,11 @@ def _wait_for_cards(stage: Stage) -> Placement:
     return Placement.of(plan)
 
 
-def _begin_replay(stage: Stage, placement: Placement, trace: Path, requests: int, say: Say) -> Scene:
+def _begin_replay(stage: Stage, placement: Placement, report: Report, say: Say) -> Scene:
     slots = ",".join(map(str, placement.slots))
-    rows = ["--trace", str(trace), "--requests", str(requests)]
+    rows = ["--trace", report.trace, "--requests", str(report.requests)]
     replay = stage.start_replay("replay", [*rows, "--loop", "--slots", slots])
-    scene = Scene(stage, replay, requests, rows, placement, say)
+    scene = Scene(stage, replay, report.requests, rows, placement, say)
     replay.watches += [scene.prediction, scene.troubles]
     return scene
 
@@ -135,6 +141,11 @@ def _find_trace(settings: DemoSettings, directory: Path) -> tuple[Path, bool]:
 def _simulate(settings: DemoSettings, trace: Path) -> dict[str, int]:
     command = bench("simulate", "--trace", str(trace), "--requests", str(settings.requests))
     found: dict[str, int] = json.loads(run_to_end(command, _BENCH_SECONDS, "reading the trace"))
+    if found["requests"] < LEAST_REQUESTS:
+        raise DemoError(
+            f"{trace} has {found['requests']} requests: the story needs {LEAST_REQUESTS}, so that every card "
+            "has dialogs; give a longer trace"
+        )
     return found
 
 
