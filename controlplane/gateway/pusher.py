@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from controlplane.base.backoff import Backoff
 from controlplane.base.logging import get_logger
@@ -48,7 +47,6 @@ class PlanPusher:
             try:
                 await self._follow()
             except DataplaneError as error:
-                self._served = None
                 self._report(error)
                 await asyncio.sleep(self._backoff.next())
 
@@ -56,15 +54,20 @@ class PlanPusher:
         """One connection: read what is served, then push each plan that differs, until it is lost."""
         self._served = await self._dataplane.get_plan()
         self._sequence = max(self._sequence, self._served.sequence)
-        while True:
-            self._changed.clear()
-            if self._wanted is not None and self._served.plan != self._wanted:
-                await self._push(self._wanted, self._served)
-            self._recovered()
-            if await self._lost_before_change():
-                self._served = None
-                log.warning("Dataplane connection lost")
-                return
+        lost = asyncio.create_task(self._dataplane.disconnected())
+        lost.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not lost.done():
+                self._changed.clear()
+                if self._wanted is not None and self._served.plan != self._wanted:
+                    await self._push(self._wanted, self._served)
+                self._recovered()
+                await self._changed.wait()
+        finally:
+            self._served = None
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+        log.warning("Dataplane connection lost")
 
     async def _push(self, plan: GatewayPlan, served: Served) -> None:
         self._sequence += 1
@@ -83,19 +86,6 @@ class PlanPusher:
         if plan.cluster_uuid == self._accepted_uuid:
             return True
         return FIXED_LIST in (plan.cluster_uuid, served.plan.cluster_uuid if served.plan else FIXED_LIST)
-
-    async def _lost_before_change(self) -> bool:
-        """Wait until another plan is wanted (False) or the connection is lost (True)."""
-        changed = asyncio.create_task(self._changed.wait())
-        lost = asyncio.create_task(self._dataplane.disconnected())
-        try:
-            await asyncio.wait({changed, lost}, return_when=asyncio.FIRST_COMPLETED)
-            return lost.done()
-        finally:
-            for task in (changed, lost):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
 
     def _report(self, error: DataplaneError) -> None:
         """Each failure once, however often it comes back."""

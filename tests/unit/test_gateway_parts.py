@@ -268,3 +268,19 @@ async def test_only_the_accepted_cluster_replaces_another(
         await _pushed(pusher)
     assert recorder.plan.cluster_uuid == (accepted or UUID)
     await client.close()
+
+
+async def test_the_pusher_can_be_cancelled_at_any_moment_of_a_change(recorder: RecordingDataplane) -> None:
+    client = DataplaneClient(str(recorder.socket))
+    for turns in range(60):
+        pusher = PlanPusher(client, Backoff(0.01, 0.1))
+        pusher.want(a_plan("a", f"b{turns}"))
+        task = asyncio.create_task(pusher.run())
+        await asyncio.to_thread(wait_until, lambda pusher=pusher: pusher.in_sync, "the first plan is served")
+        pusher.want(a_plan("a", f"c{turns}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=2)
+        assert task in done
+    await client.close()
