@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="one JSON line for each request, then one summary"
     )
     replay.add_argument(
-        "--timeout", type=float, default=5.0, help="deadline of a call in seconds (%(default)s)"
+        "--timeout", type=float, default=6.0, help="deadline of a call in seconds (%(default)s)"
     )
 
     simulate = commands.add_parser("simulate", help="the hit ratio of unlimited cards under the same routing")

@@ -21,7 +21,8 @@ class ClientConfig:
         namespace: the key space of one model configuration, 1..128 bytes of UTF-8.
         secret: the namespace's shared secret of 32 bytes, None where it has none.
         arena_bytes: shared memory to ask for; 0 means inline data only. TCP is always inline.
-        timeout: deadline of a call in seconds where the call names none.
+        timeout: deadline of a call in seconds where the call names none; more than the gateway's io_timeout_ms, so
+            that it is the gateway who gives up on a card.
         connect_timeout: seconds for connect and HELLO of one attempt.
         backoff_first, backoff_cap: seconds between attempts to reconnect.
         silence_limit: seconds without any byte from the gateway, after a missed deadline, until the
@@ -35,7 +36,7 @@ class ClientConfig:
     namespace: str = "default"
     secret: bytes | None = None
     arena_bytes: int = DEFAULT_ARENA_BYTES
-    timeout: float = 5.0
+    timeout: float = 6.0
     connect_timeout: float = 2.0
     backoff_first: float = 0.05
     backoff_cap: float = 2.0

@@ -152,13 +152,18 @@ class Engine:
         return call
 
     def abandon(self, call: Call) -> None:
-        """The deadline of a call came: end it. A gateway that sent nothing since its start counts as away."""
+        """The deadline of a call came: end it.
+
+        A gateway that sent nothing since the call's start counts as away until it answers a probe: that tells
+        a slow card, which costs its own dialogs only, from a gateway that stands still.
+        """
         if call.finished or self._session is None or self._link is None:
             return
         if call.in_flight and self._last_received <= call.started and self._silent_since is None:
             self._silent_since = self._clock()
             self._timer = self._silent_since + self.config.silence_limit
-            _log.warning("gateway at %s does not answer: misses until it does", self.config.address)
+            self._session.probe()
+            _log.info("gateway at %s does not answer: misses until it does", self.config.address)
         self._session.abandon(call)
         self._flush(self._link)
 

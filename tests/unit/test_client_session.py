@@ -24,7 +24,7 @@ from integration.client import (
     Status,
     connect,
 )
-from tests.support.gateway import ALLOC, EXISTS, FREE, GET, HELLO, PUT, Limits, ReferenceGateway
+from tests.support.gateway import ALLOC, EXISTS, FREE, GET, HELLO, PUT, STATS, Limits, ReferenceGateway
 from tests.support.procs import wait_until
 
 KEYS = [bytes([i]) * 32 for i in range(8)]
@@ -219,10 +219,11 @@ def test_blocks_of_a_lost_session_are_invalid_and_their_bytes_stay(
 def test_a_late_get_keeps_its_block_busy_until_the_reply(gateway: ReferenceGateway, client: Client) -> None:
     [data] = _fill(client, 1)
     [block] = client.alloc(1, 5000)
-    gateway.faults.withheld = {GET}
+    gateway.faults.withheld = {GET, STATS}
     assert client.get(KEYS[:1], [block], 1, timeout=0.1) == [Got(Status.MISS, 0)]
     assert block.busy
     assert client.counters["deadlines"] == 1
+    wait_until(lambda: gateway.batches(STATS), "the gateway is probed")
     gateway.faults.withheld = set()
     started = time.monotonic()
     assert client.match_prefix(KEYS[:1], 1) == 0, "a gateway that missed a deadline is away until it speaks"
@@ -232,6 +233,16 @@ def test_a_late_get_keeps_its_block_busy_until_the_reply(gateway: ReferenceGatew
     assert client.match_prefix(KEYS[:1], 1) == 1
     assert client.get(KEYS[:1], [block], 1) == [Got(Status.OK, 5000)]
     assert bytes(block.view) == data
+
+
+def test_a_slow_card_is_no_silent_gateway(gateway: ReferenceGateway, client: Client) -> None:
+    _fill(client, 1)
+    gateway.faults.withheld = {GET}
+    [block] = client.alloc(1, 5000)
+    assert client.get(KEYS[:1], [block], 1, timeout=0.1) == [Got(Status.MISS, 0)]
+    wait_until(lambda: client.connected, "the answer to the probe", 2.0)
+    assert block.busy
+    assert client.match_prefix(KEYS[:1], 1) == 1
 
 
 def test_a_busy_block_is_used_by_no_other_transfer(gateway: ReferenceGateway, client: Client) -> None:
@@ -259,7 +270,7 @@ def test_a_silent_gateway_is_given_up(path: Path) -> None:
         ReferenceGateway(path) as gateway,
         connect(socket=str(path), silence_limit=0.2, backoff_first=0.01) as client,
     ):
-        gateway.faults.withheld = {EXISTS}
+        gateway.faults.withheld = {EXISTS, STATS}
         assert client.match_prefix(KEYS[:1], 1, timeout=0.05) == 0
         assert not client.connected
         wait_until(lambda: client.counters.get("sessions") == 2, "another session")
