@@ -6,6 +6,7 @@ starts; what depends on the machine is in gateway_checks.py.
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ __all__ = ["ConfigError", "GatewayConfig", "StorageDevice", "load_gateway_config
 
 MAX_CARDS = 8
 _UNIX_PATH_BYTES = 107
+_NQN = re.compile(r"nqn\.[!-~]{1,219}")
 
 _MISPLACED = {
     "affinity_blocks": "it is a setting of the client: set it in the connector's configuration",
@@ -66,7 +68,7 @@ def _flag(value: object) -> object:
 
 
 def _nqn(text: str) -> str:
-    if not text.startswith("nqn.") or not text.isascii() or len(text) > 223:
+    if not _NQN.fullmatch(text):
         raise ValueError(
             'is not an NVMe qualified name; it begins with "nqn." and has at most 223 characters'
         )

@@ -6,6 +6,7 @@ A wiped or restored host must not take cards away (DESIGN.md, "Records in etcd")
 from __future__ import annotations
 
 from controlplane.model.cards import ClusterSnapshot
+from controlplane.model.soundness import is_uuid
 
 
 class ClusterIdentity:
@@ -40,6 +41,8 @@ class ClusterIdentity:
         """Why a host that says it belongs to cluster `uuid` is not asked; None when it is ours."""
         if not uuid:
             return "it belongs to no cluster"
+        if not is_uuid(uuid) or uuid != uuid.lower():
+            return f"its cluster {uuid[:80]!r} has no UUID as its identity"
         if self.uuid is not None and uuid != self.uuid:
             return f"it belongs to cluster {uuid}, not to {self.uuid} (accept_cluster_uuid would move there)"
         return None

@@ -16,6 +16,7 @@ from controlplane.model.plan_events import Event, plan_events
 from controlplane.model.registry import RegistryMemory
 from controlplane.model.sightings import InUse, SnapshotIndex
 from controlplane.model.slots import moved_slots, plan_slots
+from controlplane.model.soundness import sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class GatewayView:
         refusal = self._identity.admit(snapshot)
         if refusal is not None:
             return self.failed(refusal, now)
+        snapshot = sound(snapshot)
         events = self._answered(now)
         before = self.plan
         self.plan, problems = self._next_plan(snapshot, self._gate.counts(now, is_poll))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.gateway.messages import plan_to_message
 from controlplane.model.cards import (
     CardPath,
     CardRecord,
@@ -26,6 +27,7 @@ from controlplane.model.plan import GatewayPlan, PlannedCard
 from controlplane.model.routing import slot_for_dialog
 from controlplane.model.slots import plan_slots
 from controlplane.model.view import Decision, GatewayView
+from dataplane.plans import check_plan
 
 UUID = "8a7c1c1e-5a38-4cbd-8a70-000000000001"
 OTHER = "8a7c1c1e-5a38-4cbd-8a70-000000000002"
@@ -187,9 +189,9 @@ def test_a_namespace_with_a_new_uuid_is_taken_as_its_host_reports_it() -> None:
     """Some targets make a new one at each start; the registry keeps that of the first sight."""
     world = World.of(1)
     world.poll()
-    reborn = replace(world.cards[0].record(), uuid="new")
+    reborn = replace(world.cards[0].record(), uuid=OTHER)
     world.early_read(cards=(reborn,))
-    assert world.planned(world.cards[0]).uuid == "new"
+    assert world.planned(world.cards[0]).uuid == OTHER
     assert world.plan.routable
 
 
@@ -423,3 +425,70 @@ def test_whatever_happens_to_cards_only_their_own_dialogs_move(history: list[Ste
             before = slot_for_dialog(dialog, home.routable)
             if before in world.plan.routable:
                 assert slot_for_dialog(dialog, world.plan.routable) == before
+
+
+texts_near_serials = st.text(st.sampled_from("Ab1 /é\n"), max_size=22)
+odd_entries = st.builds(
+    RegistryEntry,
+    texts_near_serials,
+    st.sampled_from(["nqn.t:a", "nqn.", "nqn.a b", "iqn.a", "nqn." + "x" * 300]),
+    st.sampled_from(["", "x", UUID, UUID.upper()]),
+    st.integers(1, 20),
+)
+odd_paths = st.builds(
+    CardPath,
+    st.sampled_from(["tcp", "rdma"]),
+    st.just("127.0.0.1"),
+    st.sampled_from(["0", "1", "4420", "65536", "07"]),
+)
+
+
+@st.composite
+def odd_snapshots(draw: st.DrawFn) -> ClusterSnapshot:
+    """Anything that the store may decode: right types, odd values."""
+    registry = draw(st.lists(odd_entries, max_size=12, unique_by=lambda entry: entry.serial))
+    cards = [
+        CardRecord(
+            "host",
+            f"xdp{number}",
+            entry.serial,
+            entry.nqn,
+            draw(st.sampled_from(["", "x", UUID])),
+            tuple(draw(st.lists(odd_paths, max_size=20))),
+        )
+        for number, entry in enumerate(registry)
+    ]
+    return ClusterSnapshot(1, ClusterConfig("test", 0.0, UUID), tuple(registry), (), tuple(cards))
+
+
+@given(odd_snapshots())
+def test_whatever_is_in_the_records_the_dataplane_takes_the_plan(snapshot: ClusterSnapshot) -> None:
+    view = GatewayView(LIMITS, 128)
+    view.observe(snapshot, 0.0, True)
+    assert view.plan is not None
+    check_plan(plan_to_message(view.plan, 1))
+
+
+def test_one_odd_record_is_shown_and_keeps_no_other_card_out() -> None:
+    world = World.of(3)
+    good = world.snapshot()
+    odd = replace(good.cards[0], paths=(CardPath("tcp", "127.0.0.1", "0"),))
+    decision = world.poll(cards=(odd, *good.cards[1:]))
+    assert "Cluster problem" in texts([decision])
+    assert len(world.plan.routable) == 2
+
+
+def test_an_entry_that_turns_odd_keeps_its_card() -> None:
+    world = World.of(2)
+    world.poll()
+    before = world.plan
+    good = world.snapshot()
+    for _ in range(5):
+        world.poll(registry=(replace(good.registry[0], nqn="rubbish"), good.registry[1]))
+    assert world.plan == before
+
+
+@pytest.mark.parametrize("uuid", ["x", UUID.upper(), UUID.replace("-", "")])
+def test_a_cluster_without_a_uuid_is_no_answer(uuid: str) -> None:
+    world = World.of(1)
+    assert world.poll(config=ClusterConfig("test", 0.0, uuid)).stale
