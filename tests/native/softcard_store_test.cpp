@@ -159,6 +159,18 @@ TEST(FileStore, StaysWithinItsCapacityAndKeepsWhatIsRead) {
   EXPECT_FALSE(store.contains(key_of("k0")));
 }
 
+TEST(FileStore, ReplacingPairsEvictsNoOthers) {
+  const Directory directory;
+  FileStore store(spec(directory.file(), 16 * kKiB * kKiB));
+  for (unsigned i = 0; i < 30; ++i)
+    ASSERT_EQ(store.put(key_of("cold" + std::to_string(i)), value_of(5000, i)), nvme::kSuccess);
+  for (unsigned i = 0; i < 8000; ++i)
+    ASSERT_EQ(store.put(key_of("hot" + std::to_string(i % 20)), value_of(5000, i)), nvme::kSuccess);
+  EXPECT_EQ(store.stats().evictions, 0U);
+  for (unsigned i = 0; i < 30; ++i)
+    expect_value(store, "cold" + std::to_string(i), 5000, i);
+}
+
 // Against a plain map, with reopenings in between: whatever the store still has is the newest version.
 TEST(FileStore, NeverGivesAnOldVersion) {
   const Directory directory;

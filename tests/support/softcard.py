@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from tests.support.nvme_tcp import Host, Options
@@ -72,6 +73,14 @@ class Card(Program):
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A card that still runs must stop cleanly (a sanitizer's report would be another exit code)."""
+        running = self.returncode is None
+        code = self.stop()
+        assert error is not None or not running or code == 0, self.tail()
 
     def host(self, options: Options | None = None, kato: int = 0) -> Host:
         return Host(self.address, self.nqn, options, kato)

@@ -192,10 +192,10 @@ void Connection::begin_h2c_data(const nvme::PduHeader& header) {
 
 void Connection::end_data() {
   if (h2c_tag_) return end_h2c_data(*std::exchange(h2c_tag_, std::nullopt));
-  auto request = std::exchange(request_, {});
+  const auto request = std::exchange(request_, {});
   // A bad data digest harms its command alone (3.3.2.1.2, "non-fatal").
   if (!rx_.digest_matches()) return respond(request.sqe.cid, nvme::kTransientTransportError);
-  execute(std::move(request));
+  execute(request);
 }
 
 void Connection::end_h2c_data(std::uint16_t tag) {
@@ -208,7 +208,7 @@ void Connection::end_h2c_data(std::uint16_t tag) {
   finish_store(*this, done.cid, done.command, {.bytes = std::move(done.bytes), .size = done.command.size});
 }
 
-void Connection::execute(Request request) {
+void Connection::execute(const Request& request) {
   if (transfers_.uses(request.sqe.cid)) return respond(request.sqe.cid, nvme::dnr(nvme::kCommandIdConflict));
   if (controller_ != nullptr && qid_ == 0) {
     execute_admin(*this, request);

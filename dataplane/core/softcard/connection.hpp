@@ -74,7 +74,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void begin_h2c_data(const nvme::PduHeader& header);
   void end_data();
   void end_h2c_data(std::uint16_t tag);
-  void execute(Request request);
+  void execute(const Request& request);
   void ask_for_data(std::uint16_t tag);
 
   void update_interest();

@@ -184,17 +184,20 @@ bool FileStore::begin_segment(std::uint32_t index) {
   return true;
 }
 
-// Drops the oldest segment's pairs; those retrieved since they were written move to the newest segment, as
-// long as they leave it half empty.
+// Drops the oldest segment's pairs, but for those that move to the newest segment as long as there is room:
+// pairs retrieved since they were written, and all of them while live values fill less than half of the file.
+// Then it is replaced and removed pairs that take the space, and dropping live ones would be no eviction but
+// a loss.
 bool FileStore::release_oldest() {
   const auto index = in_use_.front();
   const auto records = std::exchange(segments_[index].records, {});
+  const bool sparse = bytes_ < segments_.size() * file_.superblock().segment_bytes / 2;
   for (const auto& written : records) {
     const auto pair = pairs_.find(written.key);
     const bool live =
         pair != pairs_.end() && pair->second.segment == index && pair->second.offset == written.offset;
     if (!live) continue;
-    if (pair->second.retrieved && reinsert(written.key, pair->second)) continue;
+    if ((pair->second.retrieved || sparse) && reinsert(written.key, pair->second)) continue;
     forget(pair);
     ++evictions_;
   }
@@ -209,7 +212,10 @@ bool FileStore::release_oldest() {
 bool FileStore::reinsert(const nvme::KvKey& key, const Place& place) {
   const auto& newest = segments_[in_use_.back()];
   if (in_use_.back() == place.segment) return false;
-  if (newest.used + record_bytes(place.value_bytes) > file_.superblock().segment_bytes / 2) return false;
+  // The newest segment was begun for a record that has still to fit.
+  const auto reserved = record_bytes(max_value_bytes());
+  if (newest.used + record_bytes(place.value_bytes) + reserved > file_.superblock().segment_bytes)
+    return false;
   Value value;
   return read_value(key, place, value) && append(RecordKind::value, key, value.view());
 }

@@ -58,8 +58,8 @@ bool TransferTable::cancel_waiting(std::uint16_t cid) {
 }
 
 void TransferTable::clear() {
-  for (std::uint16_t tag = 0; tag < slots_.size(); ++tag) {
-    if (slots_[tag]) static_cast<void>(finish(tag));
+  for (std::size_t tag = 0; tag < slots_.size(); ++tag) {
+    if (slots_[tag]) static_cast<void>(finish(static_cast<std::uint16_t>(tag)));
   }
   waiting_.clear();
 }
