@@ -19,7 +19,7 @@ from tests.support.procs import wait_until
 from tests.support.softcard import Card, card_cli, list_cards
 
 MIB = 1 << 20
-LIMITS = ("--max-connections", "40", "--handshake-timeout-ms", "700", "--stall-timeout-ms", "700")
+LIMITS = ("--max-connections", "40", "--handshake-timeout-ms", "1000", "--stall-timeout-ms", "1000")
 
 
 class Witness(threading.Thread):
@@ -74,7 +74,7 @@ def greeted(card: Card) -> Wire:
 
 def settle(card: Card, connections: int, descriptors: int) -> None:
     card.wait_connections(connections)
-    assert card.descriptors() == descriptors
+    wait_until(lambda: card.descriptors() == descriptors, f"{descriptors} descriptors")
 
 
 class TestGarbage:
@@ -209,7 +209,7 @@ class TestHangingHosts:
         for connection in half:
             connection.sendall(header(nvme.ICREQ, hlen=128, plen=128) + bytes(50))
         no_connect = [greeted(card) for _ in range(10)]
-        card.wait_connections(30)
+        wait_until(lambda: card.stats()["accepted"] == 30, "all are accepted")
         for connection in (*idle, *half, *(wire.socket for wire in no_connect)):
             connection.settimeout(5)
             assert connection.recv(1) == b""
