@@ -168,7 +168,7 @@ class Dataplane:
         wait_until(lambda: self.counter(name) == value, f"{name} = {value}", seconds)
 
     def client(self, **settings: Any) -> Client:
-        """A strict client over the Unix socket; over TCP with socket=None."""
+        """A strict client over the Unix socket; over TCP with socket=None. Connected, or refused."""
         defaults: dict[str, Any] = {
             "socket": str(self.client_socket),
             "host": self.host,
@@ -176,4 +176,7 @@ class Dataplane:
             "strict": True,
             "arena_bytes": 16 << 20,
         }
-        return Client(ClientConfig(**{**defaults, **settings}))
+        made = Client(ClientConfig(**{**defaults, **settings}))
+        # A call before the first session would raise; a refused secret is told at once.
+        made.wait_connected(5)
+        return made
