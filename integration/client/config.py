@@ -21,8 +21,8 @@ class ClientConfig:
         namespace: the key space of one model configuration, 1..128 bytes of UTF-8.
         secret: the namespace's shared secret of 32 bytes, None where it has none.
         arena_bytes: shared memory to ask for; 0 means inline data only. TCP is always inline.
-        timeout: deadline of a call in seconds where the call names none; more than the gateway's io_timeout_ms, so
-            that it is the gateway who gives up on a card.
+        timeout: deadline of a call in seconds where the call names none; more than the gateway's
+            io_timeout_ms, so that it is the gateway who gives up on a card.
         connect_timeout: seconds for connect and HELLO of one attempt.
         backoff_first, backoff_cap: seconds between attempts to reconnect.
         silence_limit: seconds without any byte from the gateway, after a missed deadline, until the
