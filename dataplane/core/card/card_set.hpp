@@ -53,8 +53,9 @@ enum class CardState : std::uint8_t {
 struct CardSnapshot {
   std::string serial;
   CardState state{CardState::connecting};
-  std::string last_error;  // why it left service last; stays for display when it is live again
-  std::string path;        // "tcp://127.0.0.11:4420", of the connection or of the last attempt
+  std::string last_error;     // why it left service last; stays for display when it is live again
+  std::string path;           // "tcp://127.0.0.11:4420", of the connection or of the last attempt
+  std::uint64_t attempts{0};  // to connect, of any outcome
   std::uint64_t reconnects{0};
   std::uint64_t timeouts{0};
   std::uint64_t retrieves{0};  // answered: found, not found or failed

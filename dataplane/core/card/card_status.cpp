@@ -17,6 +17,11 @@ void CardStatus::set_path(const std::string& path) {
   path_ = path;
 }
 
+void CardStatus::count_attempt() {
+  const std::lock_guard lock(mutex_);
+  ++attempts_;
+}
+
 void CardStatus::count_reconnect() {
   const std::lock_guard lock(mutex_);
   ++reconnects_;
@@ -49,6 +54,7 @@ void CardStatus::add_to(CardSnapshot& snapshot) const {
   snapshot.state = state_;
   snapshot.last_error = last_error_;
   snapshot.path = path_;
+  snapshot.attempts = attempts_;
   snapshot.reconnects = reconnects_;
 }
 

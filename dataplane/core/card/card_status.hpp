@@ -19,8 +19,9 @@ class CardStatus {
   void set_path(const std::string& path);
   // `reason` is kept as last_error, but for live, where it is only a remark.
   void set_state(CardState state, const std::string& reason);
+  void count_attempt();
   void count_reconnect();
-  // Fills state, last_error, path and reconnects.
+  // Fills state, last_error, path, attempts and reconnects.
   void add_to(CardSnapshot& snapshot) const;
 
  private:
@@ -31,6 +32,7 @@ class CardStatus {
   CardState state_{CardState::connecting};
   std::string last_error_;
   std::string path_;
+  std::uint64_t attempts_{0};
   std::uint64_t reconnects_{0};
   bool logged_{false};
   CardState logged_state_{CardState::connecting};

@@ -91,6 +91,7 @@ void Controller::attempt() {
   phase_ = Phase::admin;
   queues_asked_ = queues_answered_ = 0;
   connected_mask_ = 0;
+  card_.status.count_attempt();
   card_.status.set_state(CardState::connecting, "");
   address_ = next_address();
   if (!address_) return;
