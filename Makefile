@@ -49,8 +49,8 @@ tidy: ## clang-tidy over the C++ sources
 
 check: test tsan tidy ## What must be green before a change is done
 
-bench: setup ## Replay a short piece of the trace and print rates and latencies
-	@$(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
+bench: setup ## Replay a piece of the trace through a cluster on this machine: rates and latencies
+	@$(BIN)/akv pod $(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
 
 lab: setup ## The initiator against Linux nvmet in a virtual machine
 	@tools/lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -193,7 +194,11 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--socket", default=DEFAULT_SOCKET, help="the gateway's Unix socket (%(default)s)")
+    parser.add_argument(
+        "--socket",
+        default=os.environ.get("AKV_GATEWAY_SOCKET", DEFAULT_SOCKET),
+        help="the gateway's Unix socket (%(default)s; AKV_GATEWAY_SOCKET in the environment names another)",
+    )
     parser.add_argument("--host", help="IP address: speak TCP, with data inline, instead")
     parser.add_argument("--port", type=_positive, default=5557, help="TCP port (%(default)s)")
     parser.add_argument("--namespace", default="default", help="key space (%(default)s)")

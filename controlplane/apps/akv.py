@@ -1,4 +1,4 @@
-"""`akv`: the one-machine demo."""
+"""`akv`: the one-machine demo, and a cluster with one pod to try things on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from controlplane.apps.demo.errors import DemoError
+from controlplane.apps.demo.pod import run_in_pod
 from controlplane.apps.demo.report import print_report, write_report
 from controlplane.apps.demo.settings import LEAST_REQUESTS, DemoSettings
 from controlplane.apps.demo.story import tell
@@ -18,6 +19,8 @@ from controlplane.base.version import program_version
 
 PROGRAM = "akv"
 EXIT_BROKEN, EXIT_UNABLE, EXIT_INTERRUPTED = 1, 2, 130
+# Of each card that `akv pod` starts, unless told otherwise; the card's file grows as it is used.
+_POD_CARD_BYTES = 2 << 30
 
 _EPILOG = """\
 exit codes of `akv demo`:
@@ -58,12 +61,21 @@ def _demo(options: argparse.Namespace) -> int:
     )
     if settings.report is not None and not settings.report.parent.is_dir():
         raise DemoError(f"--report {settings.report}: its folder does not exist; create it, or name another")
-    began = time.monotonic()
-    report = tell(settings, lambda line: print(f"[{time.monotonic() - began:6.1f} s] {line}", flush=True))
+    report = tell(settings, _progress())
     print_report(report)
     if settings.report is not None:
         write_report(report, settings.report)
     return 0 if report.good else EXIT_BROKEN
+
+
+def _progress() -> Callable[[str], None]:
+    began = time.monotonic()
+    return lambda line: print(f"[{time.monotonic() - began:6.1f} s] {line}", flush=True)
+
+
+def _pod(options: argparse.Namespace) -> int:
+    settings = DemoSettings(keep=options.keep)
+    return run_in_pod(options.program, settings, options.card_bytes, _progress())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +111,27 @@ def _parser() -> argparse.ArgumentParser:
         "--block-bytes", type=_block_bytes, default=defaults.block_bytes, metavar="B", help="(%(default)s)"
     )
     demo.add_argument("--keep", action="store_true", help="keep the directory with logs and files")
+    _add_pod(commands)
     return parser
+
+
+def _add_pod(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    pod = commands.add_parser(
+        "pod",
+        help="a cluster with one gateway pod, while a program runs or until Ctrl-C",
+        description="Starts three storage hosts with a software card each and a gateway, as the demo does, "
+        "then runs PROGRAM with AKV_GATEWAY_SOCKET set (akv-bench reads it); its exit code is the program's.",
+    )
+    pod.set_defaults(command=_pod)
+    pod.add_argument(
+        "--card-bytes",
+        type=_positive,
+        default=_POD_CARD_BYTES,
+        metavar="B",
+        help="of each card (%(default)s)",
+    )
+    pod.add_argument("--keep", action="store_true", help="keep the directory with logs and files")
+    pod.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="and its options")
 
 
 def _positive(text: str) -> int:

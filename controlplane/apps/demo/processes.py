@@ -25,7 +25,7 @@ def find_program(name: str) -> str:
     beside = str(Path(sys.executable).parent)
     found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
     if found is None:
-        raise DemoError(f"{name} is neither in {beside} nor on PATH: install the package, or `make build`")
+        raise DemoError(f"{name} is neither in {beside} nor on PATH: install it, or run `make setup`")
     return found
 
 

@@ -38,7 +38,7 @@ _OVERHEAD_BYTES = 8192
 def tell(settings: DemoSettings, say: Say) -> Report:
     """Run the story; the report tells what was kept. Raises DemoError where it can't even begin."""
     began = time.monotonic()
-    with _directory(settings.keep, say) as directory:
+    with demo_directory(settings.keep, say) as directory:
         trace, generated = _find_trace(settings, directory)
         say(f"trace {trace}{' (made for this run)' if generated else ''}, first {settings.requests} requests")
         simulated = _simulate(settings, trace)
@@ -56,8 +56,8 @@ def tell(settings: DemoSettings, say: Say) -> Report:
 
 def _run(settings: DemoSettings, layout: Layout, card_bytes: int, report: Report, say: Say) -> None:
     with Stage(layout, settings, card_bytes) as stage:
-        _set_up(stage, say)
-        placement = _wait_for_cards(stage)
+        set_up(stage, say)
+        placement = wait_for_cards(stage)
         say(f"gateway uses {', '.join(placement.serials)} in slots {', '.join(map(str, placement.slots))}")
         scene = _begin_replay(stage, placement, report, say)
         try:
@@ -66,7 +66,8 @@ def _run(settings: DemoSettings, layout: Layout, card_bytes: int, report: Report
             _sum_up(scene, report)
 
 
-def _set_up(stage: Stage, say: Say) -> None:
+def set_up(stage: Stage, say: Say) -> None:
+    """Three hosts with a healthy card each, one quorum, and the gateway pod."""
     for card in FIRST_CARDS:
         stage.start_card(card)
     for host in range(1, HOSTS + 1):
@@ -84,7 +85,8 @@ def _healthy(stage: Stage) -> set[str]:
     return {serial for serial, card in stage.cluster.cards().items() if card.health_xdp == 0}
 
 
-def _wait_for_cards(stage: Stage) -> Placement:
+def wait_for_cards(stage: Stage) -> Placement:
+    """Wait until the dataplane uses the first cards; its placement."""
     serials = tuple(sorted(card.serial for card in FIRST_CARDS))
     stage.wait_until(
         lambda: stage.dataplane_view.active() == serials, 30.0, "the dataplane uses the three cards"
@@ -150,7 +152,8 @@ def _simulate(settings: DemoSettings, trace: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _directory(keep: bool, say: Say) -> Iterator[Path]:
+def demo_directory(keep: bool, say: Say) -> Iterator[Path]:
+    """A temporary directory, gone at the end unless `keep`."""
     directory = Path(tempfile.mkdtemp(prefix="akv-demo-"))
     try:
         yield directory
