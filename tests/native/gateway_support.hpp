@@ -1,0 +1,372 @@
+// What tests of the gateway share: cards that do as told, a worker driven by hand, a client on a socket pair.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/reactor.hpp"
+#include "base/unique_fd.hpp"
+#include "card/card_set.hpp"
+#include "gateway/shared.hpp"
+#include "gateway/wire.hpp"
+#include "gateway/worker.hpp"
+#include "kv/keys.hpp"
+
+namespace akv::gateway::test {
+
+using namespace std::chrono_literals;
+using Bytes = std::vector<std::byte>;
+
+// A card's queue whose answers come when, and as, the test says.
+class ScriptedQueue final : public card::IoQueue {
+ public:
+  explicit ScriptedQueue(Reactor& reactor) : reactor_(reactor) {}
+
+  [[nodiscard]] bool ready() const noexcept override { return is_ready; }
+  [[nodiscard]] std::uint32_t max_value_bytes() const noexcept override { return max_value; }
+  [[nodiscard]] std::uint32_t inflight() const noexcept override {
+    return static_cast<std::uint32_t>(held.size() + late.size());
+  }
+  [[nodiscard]] bool submit(card::IoRequest& request) noexcept override {
+    if (!is_ready || held.size() >= depth) return false;
+    held.push_back(&request);
+    most_held = std::max(most_held, held.size());
+    ++submitted[request.op];
+    if (!hold) reactor_.defer([this] { answer_all(); });
+    return true;
+  }
+
+  void answer_all() {
+    while (!held.empty())
+      answer(0);
+  }
+  // The card does what command `index` asks for.
+  void answer(std::size_t index) {
+    card::IoRequest* const request = take(index);
+    const card::IoResult result = perform(*request);
+    request->completed(result);
+    request->released();
+  }
+  void fail(std::size_t index, card::IoStatus status) {
+    card::IoRequest* const request = take(index);
+    request->completed({.status = status});
+    request->released();
+  }
+  // The reply's deadline passes; the card still has the buffers.
+  void time_out(std::size_t index) {
+    card::IoRequest* const request = take(index);
+    request->completed({.status = card::IoStatus::timeout});
+    late.push_back(request);
+  }
+  // A late answer arrives in the buffers after all; then the card lets go.
+  void release_late() {
+    card::IoRequest* const request = late.front();
+    late.pop_front();
+    static_cast<void>(perform(*request));
+    request->released();
+  }
+
+  std::map<card::CardKey, Bytes> values;
+  std::deque<card::IoRequest*> held;
+  std::deque<card::IoRequest*> late;
+  std::map<card::IoOp, int> submitted;
+  std::size_t most_held{0};
+  std::uint32_t max_value{4U << 20U};
+  std::size_t depth{1024};
+  bool is_ready{true};
+  bool hold{false};
+
+ private:
+  card::IoRequest* take(std::size_t index) {
+    card::IoRequest* const request = held.at(index);
+    held.erase(held.begin() + static_cast<long>(index));
+    return request;
+  }
+
+  card::IoResult perform(card::IoRequest& request) {
+    const auto found = values.find(request.key);
+    const bool there = found != values.end();
+    switch (request.op) {
+      case card::IoOp::store: {
+        Bytes value;
+        for (const iovec& part : request.data) {
+          const auto* const from = static_cast<const std::byte*>(part.iov_base);
+          value.insert(value.end(), from, from + part.iov_len);
+        }
+        values[request.key] = std::move(value);
+        return {.status = card::IoStatus::ok};
+      }
+      case card::IoOp::retrieve:
+        return there ? retrieve(request, found->second) : card::IoResult{.status = card::IoStatus::not_found};
+      case card::IoOp::exist:
+        return {.status = there ? card::IoStatus::ok : card::IoStatus::not_found};
+      case card::IoOp::remove:
+        values.erase(request.key);
+        return {.status = there ? card::IoStatus::ok : card::IoStatus::not_found};
+    }
+    return {};
+  }
+
+  static card::IoResult retrieve(const card::IoRequest& request, const Bytes& value) {
+    std::size_t at = 0;
+    for (const iovec& part : request.data) {
+      const std::size_t count = std::min(part.iov_len, value.size() - at);
+      std::memcpy(part.iov_base, value.data() + at, count);
+      at += count;
+    }
+    return {.status = card::IoStatus::ok, .value_size = static_cast<std::uint32_t>(value.size())};
+  }
+
+  Reactor& reactor_;
+};
+
+// One card "C0" in slot 0, with a queue for one worker.
+class ScriptedCards final : public card::CardSet {
+ public:
+  ScriptedCards(Reactor& reactor, std::size_t owner) : queue_of_card(reactor), owner_(owner) {}
+
+  void apply(const std::vector<card::CardSpec>& /*cards*/) override {}
+  [[nodiscard]] card::IoQueue* queue(std::size_t worker, std::string_view serial) noexcept override {
+    return worker == owner_ && serial == "C0" && !gone ? &queue_of_card : nullptr;
+  }
+  [[nodiscard]] std::optional<std::size_t> serving_worker(std::size_t /*worker*/,
+                                                          std::string_view serial) noexcept override {
+    return serial == "C0" && !gone ? std::optional(owner_) : std::nullopt;
+  }
+  [[nodiscard]] std::vector<card::CardSnapshot> status() const override { return {}; }
+  [[nodiscard]] bool stop(std::chrono::milliseconds /*deadline*/) override { return true; }
+
+  ScriptedQueue queue_of_card;
+  bool gone{false};
+
+ private:
+  std::size_t owner_;
+};
+
+struct Reply {
+  wire::Header header;
+  Bytes body;
+
+  [[nodiscard]] wire::FrameStatus status() const { return static_cast<wire::FrameStatus>(header.status); }
+  [[nodiscard]] std::string text() const { return {reinterpret_cast<const char*>(body.data()), body.size()}; }
+  template <std::unsigned_integral T>
+  [[nodiscard]] T number(std::size_t offset) const {
+    if (offset + sizeof(T) > body.size()) throw std::out_of_range("reply too short");
+    return load_le<T>(body.data() + offset);
+  }
+  [[nodiscard]] wire::EntryStatus entry(std::size_t index, std::size_t stride) const {
+    return static_cast<wire::EntryStatus>(number<std::uint32_t>(index * stride));
+  }
+};
+
+template <std::unsigned_integral T>
+void append(Bytes& to, T value) {
+  const std::size_t at = to.size();
+  to.resize(at + sizeof value);
+  store_le(to.data() + at, value);
+}
+
+inline void append(Bytes& to, std::span<const std::byte> bytes) {
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+
+inline Bytes key_of(unsigned number) {
+  Bytes key(32);
+  store_le(key.data(), std::uint64_t{number} * 0x9E3779B97F4A7C15U);
+  store_le(key.data() + 24, std::uint64_t{number});
+  return key;
+}
+
+inline Bytes payload_of(std::size_t size, unsigned seed) {
+  Bytes bytes(size);
+  std::uint32_t state = seed * 2654435761U + 1;
+  for (auto& byte : bytes) {
+    state = state * 1664525U + 1013904223U;
+    byte = static_cast<std::byte>(state >> 24U);
+  }
+  return bytes;
+}
+
+inline Bytes frame(wire::Opcode opcode, const Bytes& body, std::uint32_t count, std::uint64_t id,
+                   std::uint16_t status = 0) {
+  Bytes bytes(wire::kHeaderBytes);
+  wire::encode_header({.body_len = static_cast<std::uint32_t>(body.size()),
+                       .opcode = static_cast<std::uint16_t>(opcode),
+                       .status = status,
+                       .count = count,
+                       .request_id = id,
+                       .dialog_id = 7},
+                      std::span(bytes).first<wire::kHeaderBytes>());
+  append(bytes, body);
+  return bytes;
+}
+
+struct Entries {
+  Entries& add(const Bytes& key, std::uint64_t offset, std::uint32_t length,
+               std::uint16_t region = wire::kRegionArena, std::uint16_t flags = 0) {
+    append(body, key);
+    append(body, offset);
+    append(body, length);
+    append(body, region);
+    append(body, flags);
+    ++count;
+    return *this;
+  }
+  Bytes body;
+  std::uint32_t count{0};
+};
+
+inline Bytes hello_body(std::uint64_t arena_bytes, std::string_view name = "default") {
+  Bytes body;
+  append(body, std::uint16_t{1});
+  append(body, std::uint16_t{1});
+  append(body, std::uint32_t{arena_bytes != 0});
+  append(body, arena_bytes);
+  body.resize(body.size() + 64);
+  append(body, static_cast<std::uint16_t>(name.size()));
+  append(body, as_byte_span(name));
+  return body;
+}
+
+// A worker whose reactor the test turns, with one scripted card and clients on socket pairs.
+class Bench {
+ public:
+  explicit Bench(Limits limits = {}, Secrets secrets = {}, std::uint64_t memory = 1U << 20U)
+      : shared(limits, std::move(secrets), memory, 1), worker(0, shared), cards(worker.reactor(), 0) {
+    worker.connect(cards, {&worker});
+    route({"C0"});
+  }
+
+  void route(const std::vector<std::string>& serials, std::uint32_t num_dbs = 128) {
+    auto routing = std::make_shared<Routing>();
+    routing->num_dbs = num_dbs;
+    for (std::size_t i = 0; i < serials.size(); ++i)
+      routing->routable[i] = serials[i];
+    worker.set_routing(routing);
+  }
+  [[nodiscard]] std::uint64_t counter(Counter which) const { return shared.counters[0].get(which); }
+  [[nodiscard]] std::uint64_t leased() const { return shared.leased->load(); }
+  ScriptedQueue& queue() { return cards.queue_of_card; }
+
+  // Turns the reactor until `done`, at most five seconds.
+  bool turn_until(const std::function<bool()>& done) {
+    const auto end = Clock::now() + 5s;
+    while (!done()) {
+      if (Clock::now() > end) return false;
+      worker.reactor().run_once(1ms);
+    }
+    return true;
+  }
+  void turn(int times = 3) {
+    for (int i = 0; i < times; ++i)
+      worker.reactor().run_once(0ms);
+  }
+
+  SharedState shared;
+  Worker worker;
+  ScriptedCards cards;
+
+ private:
+  struct Crypto {
+    Crypto() { kv::init_crypto(); }
+  } crypto_;
+};
+
+class TestClient {
+ public:
+  explicit TestClient(Bench& bench, bool local = true) : bench_(bench) {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
+      throw std::bad_alloc();
+    socket_.reset(pair[0]);
+    bench.worker.adopt(UniqueFd(pair[1]), local);
+  }
+
+  void send(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent > 0) bytes = bytes.subspan(static_cast<std::size_t>(sent));
+      if (sent < 0 && errno != EAGAIN) return;
+      bench_.turn(1);
+    }
+  }
+  // What has arrived, descriptors included; false at the end of the stream.
+  bool receive() {
+    std::byte buffer[65'536];
+    iovec vector{buffer, sizeof buffer};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &vector;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+    if (got < 0) return errno == EAGAIN;
+    if (cmsghdr* const header = CMSG_FIRSTHDR(&message); header != nullptr) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+      memory_fd.reset(fd);
+      fd_offset = received.size();
+    }
+    received.insert(received.end(), buffer, buffer + got);
+    return got != 0;
+  }
+  // The next frame, or nothing within five seconds.
+  std::optional<Reply> reply() {
+    std::optional<Reply> next;
+    bench_.turn_until([&] {
+      const bool open = receive();
+      next = cut();
+      return next.has_value() || !open;
+    });
+    return next;
+  }
+  std::optional<Reply> call(std::span<const std::byte> request) {
+    send(request);
+    return reply();
+  }
+  bool closed() {
+    return bench_.turn_until([&] { return !receive(); });
+  }
+  void hang_up() { socket_.reset(); }
+  [[nodiscard]] int fd() const { return socket_.get(); }
+
+  std::optional<Reply> hello(std::uint64_t arena_bytes) {
+    return call(frame(wire::Opcode::hello, hello_body(arena_bytes), 0, 1));
+  }
+
+  Bytes received;
+  UniqueFd memory_fd;
+  std::size_t fd_offset{~std::size_t{0}};
+
+ private:
+  std::optional<Reply> cut() {
+    if (received.size() < wire::kHeaderBytes) return std::nullopt;
+    const auto header = wire::decode_header(std::span(received).first<wire::kHeaderBytes>());
+    if (!header || received.size() < wire::kHeaderBytes + header->body_len) return std::nullopt;
+    const auto start = received.begin() + static_cast<long>(wire::kHeaderBytes);
+    Reply reply{.header = *header, .body = {start, start + header->body_len}};
+    received.erase(received.begin(), start + header->body_len);
+    return reply;
+  }
+
+  Bench& bench_;
+  UniqueFd socket_;
+};
+
+}  // namespace akv::gateway::test
