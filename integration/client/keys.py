@@ -16,11 +16,23 @@ AFFINITY_TOKENS = 1024
 
 
 def engine_key(name: ReadableBuffer) -> bytes:
-    """The 32-byte key of a block: `name` itself where it has 32 bytes, else its BLAKE2b-256."""
-    raw = bytes(name)
+    """The 32-byte key of a block: `name` itself where it has 32 bytes, else its BLAKE2b-256.
+
+    Raises ValueError where it is empty, TypeError where it is no buffer.
+    """
+    raw = name if isinstance(name, bytes) else _raw(name)
     if not raw:
         raise ValueError("a block's key is empty: give the engine's block hash")
     return raw if len(raw) == KEY_BYTES else blake2b(raw, digest_size=KEY_BYTES).digest()
+
+
+def _raw(name: ReadableBuffer) -> bytes:
+    try:
+        # Not bytes(name): of an int that would be as many zeros.
+        return bytes(memoryview(name))
+    except TypeError:
+        kind = type(name).__name__
+        raise TypeError(f"a block's key is {kind}: give the engine's block hash as bytes") from None
 
 
 def default_affinity(block_tokens: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,12 @@ def test_a_key_of_32_bytes_is_itself_and_others_are_hashed() -> None:
     assert engine_key(own + b"x") == blake2b(own + b"x", digest_size=32).digest()
     with pytest.raises(ValueError, match="empty"):
         engine_key(b"")
+
+
+@pytest.mark.parametrize("name", [5, 32, 1 << 62, "text", None, [1, 2]])
+def test_a_key_that_is_no_buffer_is_refused(name: Any) -> None:
+    with pytest.raises(TypeError, match="a block's key is .*: give the engine's block hash as bytes"):
+        engine_key(name)
 
 
 @pytest.mark.parametrize(("block_tokens", "index"), [(512, 1), (16, 63), (1024, 0), (2048, 0), (256, 3)])
