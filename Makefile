@@ -37,7 +37,7 @@ native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSan
 	@tools/native-tests asan
 
 test: lint native-tests ## Lint and all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 tsan: setup ## C++ tests under ThreadSanitizer
 	@tools/native-tests tsan

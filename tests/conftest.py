@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdCluster, run_etcd
+
+# How long an example takes says more about the machine's load than about the code.
+settings.register_profile("akv", deadline=None)
+settings.load_profile("akv")
 
 
 @pytest.fixture

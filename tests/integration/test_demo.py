@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,13 @@ WATCHDOG_SECONDS = 110
 
 def _command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "controlplane.apps.akv", *map(str, arguments)]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Shorter than pytest's: a Unix socket's path may have 107 bytes, and the demo's lie below it."""
+    with tempfile.TemporaryDirectory(prefix="akv-") as directory:
+        yield Path(directory)
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:

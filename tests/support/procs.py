@@ -150,7 +150,7 @@ class Program:
         self._process.wait(10)
         self._close()
 
-    def stop(self, seconds: float = 5.0) -> int | None:
+    def stop(self, seconds: float = 15.0) -> int | None:
         """SIGTERM (after a SIGCONT), SIGKILL when it is not gone in time. Returns the exit code."""
         if self.returncode is None:
             self._process.send_signal(signal.SIGCONT)

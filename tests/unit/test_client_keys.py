@@ -26,7 +26,7 @@ def test_a_key_of_32_bytes_is_itself_and_others_are_hashed() -> None:
 
 @pytest.mark.parametrize("name", [5, 32, 1 << 62, "text", None, [1, 2]])
 def test_a_key_that_is_no_buffer_is_refused(name: Any) -> None:
-    with pytest.raises(TypeError, match="a block's key is .*: give the engine's block hash as bytes"):
+    with pytest.raises(TypeError, match=r"a block's key is .*: give the engine's block hash as bytes"):
         engine_key(name)
 
 
