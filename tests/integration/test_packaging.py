@@ -21,8 +21,9 @@ def clean_environment() -> dict[str, str]:
     dropped = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     path = [part for part in kept["PATH"].split(os.pathsep) if not Path(part).is_relative_to(ROOT)]
-    # A build folder inside the copy keeps relative paths the same: ccache answers from the second run on.
-    return {**kept, "PATH": os.pathsep.join(path), "SKBUILD_BUILD_DIR": "build/wheel"}
+    # A build folder of the same depth and the same warnings as the editable build's: ccache has the objects.
+    same_build = {"SKBUILD_BUILD_DIR": "build/wheel", "SKBUILD_CMAKE_DEFINE": "AKV_WERROR=ON"}
+    return {**kept, **same_build, "PATH": os.pathsep.join(path)}
 
 
 def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
