@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from controlplane.model.slots import plan_slots
 from integration.client import Client, ClientConfig
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.procs import Program, python_module, wait_until
+from tests.support.softcard import Card
 
 CLUSTER = "6f3c1fb0-6a8f-4b5e-9d62-0c1b0a5d7e11"
 RPC_SECONDS = 10.0
@@ -35,9 +37,14 @@ class TestCard:
     port: int = 4420
     routable: bool = True
 
+    @classmethod
+    def of(cls, card: Card, *, routable: bool = True) -> TestCard:
+        """A running software card."""
+        return cls(card.serial, card.address[0], card.address[1], routable)
+
     @property
     def nqn(self) -> str:
-        return f"nqn.2026-01.test:{self.serial}"
+        return f"nqn.2024-01.io.akv.test:{self.serial.lower()}"
 
 
 def make_plan(cards: Sequence[TestCard], num_dbs: int = 128, cluster: str = CLUSTER) -> GatewayPlan:
@@ -166,6 +173,13 @@ class Dataplane:
 
     def wait_counter(self, name: str, value: int, seconds: float = 10.0) -> None:
         wait_until(lambda: self.counter(name) == value, f"{name} = {value}", seconds)
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.running.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self.running.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def client(self, **settings: Any) -> Client:
         """A strict client over the Unix socket; over TCP with socket=None. Connected, or refused."""
