@@ -12,11 +12,11 @@ namespace akv::softcard {
 namespace {
 
 TEST(Options, Bytes) {
-  EXPECT_EQ(parse_bytes("1"), 1U);
-  EXPECT_EQ(parse_bytes("512M"), 512U << 20U);
-  EXPECT_EQ(parse_bytes("4g"), std::uint64_t{4} << 30U);
+  EXPECT_EQ(parse_bytes("capacity", "1"), 1U);
+  EXPECT_EQ(parse_bytes("capacity", "512M"), 512U << 20U);
+  EXPECT_EQ(parse_bytes("capacity", "4g"), std::uint64_t{4} << 30U);
   for (const auto* text : {"", "0", "K", "-1", "1KB", "1.5G", " 1", "99999999999T", "18446744073709551616"}) {
-    EXPECT_THROW(static_cast<void>(parse_bytes(text)), std::invalid_argument) << text;
+    EXPECT_THROW(static_cast<void>(parse_bytes("capacity", text)), std::invalid_argument) << text;
   }
 }
 

@@ -332,6 +332,32 @@ TEST(FileStore, ForeignFilesAreRefusedAndLeftAlone) {
   EXPECT_THROW(FileStore(spec(directory.file("tiny"), 10000)), std::runtime_error);
 }
 
+TEST(FileStore, AFileThatOnlyBeginsWithZerosIsLeftAlone) {
+  const Directory directory;
+  const std::string image = std::string(100'000, '\0') + "data of a disk's image" + std::string(9, '\0');
+  std::ofstream(directory.file(), std::ios::binary) << image;
+  EXPECT_THROW(FileStore(spec(directory.file())), std::runtime_error);
+  std::ifstream file(directory.file(), std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), image);
+}
+
+TEST(FileStore, AFileThatWasCutIsRefused) {
+  const Directory directory;
+  {
+    const FileStore made(spec(directory.file()));
+  }
+  const auto whole = fs::file_size(directory.file());
+  for (const auto size : {whole - 1, whole / 2, kSuperblockBytes}) {
+    fs::resize_file(directory.file(), size);
+    try {
+      const FileStore store(spec(directory.file()));
+      ADD_FAILURE() << "opened with " << size << " bytes";
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("it was cut"), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(FileStore, OneFileServesOneCard) {
   const Directory directory;
   const FileStore store(spec(directory.file()));

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
+#include <vector>
 
 #include "nvme/identify.hpp"
 
@@ -47,8 +48,7 @@ std::uint32_t superblock_crc(const Superblock& block) {
   return crc32c(nvme::wire_bytes(block).first(offsetof(Superblock, crc)));
 }
 
-bool all_zero(const Superblock& block) {
-  const auto bytes = nvme::wire_bytes(block);
+bool all_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
 
@@ -87,11 +87,11 @@ CardFile::CardFile(const CardFileSpec& spec)
     if (!read(0, raw)) refuse(spec.path, "is too short to be a card's file; remove it or give another path");
     superblock_ = nvme::read_wire<Superblock>(raw);
   }
-  // All zeros: a creation that did not end. The superblock is written last.
-  if (all_zero(superblock_) || status.st_size == 0) {
+  // Nothing but zeros: a creation that did not end. The superblock is written last.
+  if (status.st_size == 0 || (all_zero(nvme::wire_bytes(superblock_)) && blank())) {
     create(spec);
   } else {
-    check(spec);
+    check(spec, static_cast<std::uint64_t>(status.st_size));
   }
 }
 
@@ -109,7 +109,20 @@ void CardFile::create(const CardFileSpec& spec) {
   sync();
 }
 
-void CardFile::check(const CardFileSpec& spec) const {
+// Whether no byte of the file says anything. Other files begin with zeros too, such as images of disks.
+bool CardFile::blank() const {
+  std::vector<std::byte> part(std::size_t{64} << 10U);
+  off_t at = 0;
+  while ((at = ::lseek(fd_.get(), at, SEEK_DATA)) >= 0) {
+    const auto got = ::pread(fd_.get(), part.data(), part.size(), at);
+    if (got <= 0) return false;
+    if (!all_zero(std::span(part).first(static_cast<std::size_t>(got)))) return false;
+    at += got;
+  }
+  return errno == ENXIO;  // no more data behind
+}
+
+void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
   const auto& block = superblock_;
   if (block.magic != kFileMagic || block.crc != superblock_crc(block)) {
     refuse(spec.path, "is not a card's file; remove it or give another path");
@@ -125,6 +138,10 @@ void CardFile::check(const CardFileSpec& spec) const {
   if (block.capacity != spec.capacity) {
     refuse(spec.path, "was made with capacity " + std::to_string(block.capacity) + ", not " +
                           std::to_string(spec.capacity) + "; give that --capacity or remove the file");
+  }
+  if (const auto whole = segment_offset(block.segments); size < whole) {
+    refuse(spec.path, "has " + std::to_string(size) + " of its " + std::to_string(whole) +
+                          " bytes: it was cut; remove it or give another path");
   }
 }
 

@@ -41,7 +41,8 @@ class CardFile {
 
  private:
   void create(const CardFileSpec& spec);
-  void check(const CardFileSpec& spec) const;
+  void check(const CardFileSpec& spec, std::uint64_t size) const;
+  [[nodiscard]] bool blank() const;
 
   UniqueFd fd_;
   Superblock superblock_{};

@@ -22,6 +22,9 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kDefaultStateDir = "/run/akv/cards";
 constexpr auto kStopTime = std::chrono::seconds(15);
 constexpr int kUsageError = 2;
+constexpr std::uint64_t kLeastCapacity = std::uint64_t{64} << 10U;
+constexpr std::uint64_t kLeastValue = std::uint64_t{4} << 10U;
+constexpr std::uint64_t kLongestValue = std::uint64_t{1} << 30U;
 
 // Values as typed; turned into a card by to_options().
 struct ServeArguments {
@@ -92,12 +95,27 @@ void add_serve(CLI::App& app, ServeArguments& arguments) {
       "Listen on an address that is not loopback; NVMe/TCP here has neither encryption nor authentication");
 }
 
+TcpEndpoint listen_endpoint(const std::string& text) {
+  try {
+    return parse_endpoint(text);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string("listen ") + error.what());
+  }
+}
+
+std::uint64_t size_between(const char* option, const std::string& text, std::uint64_t least,
+                           std::uint64_t most, const char* rule) {
+  const auto size = parse_bytes(option, text);
+  if (size >= least && size <= most) return size;
+  throw std::invalid_argument(std::string(option) + " '" + text + "' must be " + rule);
+}
+
 ServeOptions to_options(const ServeArguments& arguments) {
   check_card_id(arguments.id);
   check_serial(arguments.serial);
   check_nqn(arguments.nqn);
   ServeOptions options{
-      .card = {}, .listen = parse_endpoint(arguments.listen), .state_dir = arguments.state_dir};
+      .card = {}, .listen = listen_endpoint(arguments.listen), .state_dir = arguments.state_dir};
   if (!is_loopback(options.listen) && !arguments.allow_network) {
     throw std::invalid_argument("listen " + options.listen.text() +
                                 " is not a loopback address; add --allow-network if the network is trusted");
@@ -107,15 +125,13 @@ ServeOptions to_options(const ServeArguments& arguments) {
   card.serial = arguments.serial;
   card.nqn = arguments.nqn;
   card.uuid = arguments.uuid.empty() ? derive_uuid(card.nqn, card.serial) : parse_uuid(arguments.uuid);
-  card.capacity = parse_bytes(arguments.capacity);
+  card.capacity = size_between("capacity", arguments.capacity, kLeastCapacity, UINT64_MAX, "at least 64K");
   if (!arguments.file.empty()) card.file = arguments.file;
-  const auto max_value = parse_bytes(arguments.max_value);
-  constexpr std::uint64_t longest = std::uint64_t{1} << 30U;
-  if (max_value < 4096 || max_value > longest) throw std::invalid_argument("max-value must be 4K to 1G");
-  card.max_value_bytes = static_cast<std::uint32_t>(max_value);
+  card.max_value_bytes = static_cast<std::uint32_t>(
+      size_between("max-value", arguments.max_value, kLeastValue, kLongestValue, "4K to 1G"));
   card.max_queues = arguments.max_queues;
   card.max_connections = arguments.max_connections;
-  card.receive_bytes = parse_bytes(arguments.receive_memory);
+  card.receive_bytes = parse_bytes("receive-memory", arguments.receive_memory);
   card.require_digests = arguments.digests == "require";
   card.handshake_timeout = std::chrono::milliseconds(arguments.handshake_timeout_ms);
   card.stall_timeout = std::chrono::milliseconds(arguments.stall_timeout_ms);

@@ -44,7 +44,7 @@ unsigned unit_shift(char unit) {
 
 }  // namespace
 
-std::uint64_t parse_bytes(std::string_view text) {
+std::uint64_t parse_bytes(std::string_view option, std::string_view text) {
   constexpr std::string_view rule = "a number of bytes above 0, such as 1073741824, 512M or 4G";
   std::uint64_t number = 0;
   const auto* const last = text.data() + text.size();
@@ -52,10 +52,10 @@ std::uint64_t parse_bytes(std::string_view text) {
   unsigned shift = 0;
   if (end != last) {
     shift = end + 1 == last ? unit_shift(*end) : 0;
-    if (shift == 0) refuse("size", text, rule);
+    if (shift == 0) refuse(option, text, rule);
   }
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  if (error != std::errc{} || number == 0 || number > most >> shift) refuse("size", text, rule);
+  if (error != std::errc{} || number == 0 || number > most >> shift) refuse(option, text, rule);
   return number << shift;
 }
 

@@ -10,8 +10,8 @@
 
 namespace akv::softcard {
 
-// "1073741824", "512M", "4G": bytes, with K, M, G, T for powers of 1,024.
-[[nodiscard]] std::uint64_t parse_bytes(std::string_view text);
+// The value of `option`: "1073741824", "512M", "4G": bytes, with K, M, G, T for powers of 1,024.
+[[nodiscard]] std::uint64_t parse_bytes(std::string_view option, std::string_view text);
 // 8-4-4-4-12 hexadecimal digits.
 [[nodiscard]] nvme::Uuid parse_uuid(std::string_view text);
 [[nodiscard]] std::string uuid_text(const nvme::Uuid& uuid);
