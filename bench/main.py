@@ -104,7 +104,7 @@ def _trace(options: argparse.Namespace) -> Path:
 
 
 def _connection(options: argparse.Namespace) -> dict[str, object]:
-    secret = None if options.secret_file is None else bytes.fromhex(options.secret_file.read_text().strip())
+    secret = None if options.secret_file is None else _secret(options.secret_file)
     return {
         "socket": None if options.host is not None else options.socket,
         "host": options.host or "127.0.0.1",
@@ -112,6 +112,15 @@ def _connection(options: argparse.Namespace) -> dict[str, object]:
         "namespace": options.namespace,
         "secret": secret,
     }
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        return bytes.fromhex(path.read_text())
+    except ValueError:
+        raise ValueError(
+            f"{path} does not hold a secret: write the 64 hexadecimal digits of namespace_secrets"
+        ) from None
 
 
 def _client_config(options: argparse.Namespace) -> ClientConfig:

@@ -6,6 +6,8 @@ import random
 from hashlib import blake2b
 
 DIGEST_BYTES = 64
+# Far above what a gateway takes (it tells so itself), and still a size that this process can allocate.
+MOST_BYTES = 1 << 30
 _STREAM_BYTES = 1 << 20
 
 
@@ -18,8 +20,10 @@ class Payloads:
     """
 
     def __init__(self, block_bytes: int) -> None:
-        if block_bytes < DIGEST_BYTES:
-            raise ValueError(f"block_bytes is {block_bytes}: it must be at least {DIGEST_BYTES}")
+        if not DIGEST_BYTES <= block_bytes <= MOST_BYTES:
+            raise ValueError(
+                f"block_bytes is {block_bytes}: it must be at least {DIGEST_BYTES} and at most {MOST_BYTES}"
+            )
         self._rest = block_bytes - DIGEST_BYTES
         stream = random.Random("akv-bench payload").randbytes(_STREAM_BYTES)
         self._stream = memoryview(stream * (1 + -(-block_bytes // _STREAM_BYTES)))

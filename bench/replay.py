@@ -40,6 +40,14 @@ class Replayer:
         self._payloads = Payloads(block_bytes)
         self._window: list[Block] = []
 
+    def prepare(self) -> None:
+        """Lease the window. Raises ValueError where a gateway that answers has no room for it."""
+        if not self._blocks() and self._client.connected:
+            raise ValueError(
+                f"block_bytes is {self._block_bytes}: the gateway leases no {WINDOW} such blocks; take fewer "
+                f"bytes, or give it more shared_memory_size ({self._client.last_error})"
+            )
+
     def run(self, request: Request) -> Outcome:
         """Serve one request as an engine would."""
         troubles = self._troubles()

@@ -56,6 +56,7 @@ class Run:
                 raise client.last_error or GatewayUnavailableError("no answer from the gateway")
             began = time.monotonic()
             replayer = Replayer(client, self._settings.block_bytes)
+            replayer.prepare()
             self._emit({"event": "started", "shared_memory": client.shared_memory})
             while not self._stopped:
                 self._summary.passes += self._pass(replayer)

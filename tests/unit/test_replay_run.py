@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import GET, PUT, ReferenceGateway
+from tests.support.gateway import GET, PUT, Limits, ReferenceGateway
 from tests.support.procs import ROOT, python_environment
 
 ROWS = [
@@ -129,6 +129,11 @@ def test_lost_puts_are_told(gateway: ReferenceGateway, trace: Path, tmp_path: Pa
         (("replay", "--trace", "/none.jsonl", "--socket", "{socket}"), "/none.jsonl"),
         (("replay", "--trace", "{trace}", "--socket", "{socket}", "--start", "9"), "no rows from 9 on"),
         (("replay", "--trace", "{trace}", "--socket", "{socket}", "--block-bytes", "10"), "at least 64"),
+        (("replay", "--trace", "{trace}", "--socket", "{socket}", "--block-bytes", "9" * 11), "at most 107"),
+        (
+            ("replay", "--trace", "{trace}", "--socket", "{socket}", "--secret-file", "{trace}"),
+            "trace.jsonl does not hold a secret",
+        ),
         (("replay", "--trace", "{trace}", "--socket", "{socket}", "--slots", "1,x"), "no list of slots"),
         (("simulate", "--trace", "{trace}", "--slots", "9"), "slots"),
         (("stats", "--socket", "/none.sock"), "/none.sock"),
@@ -141,6 +146,13 @@ def test_what_can_not_run_says_why(
     done = _bench(*filled)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_blocks_that_no_lease_has_room_for_are_refused(trace: Path, tmp_path: Path) -> None:
+    with ReferenceGateway(tmp_path / "gateway.sock", limits=Limits(max_arena=63 * 4096)):
+        done = _replay(trace, tmp_path)
+    assert done.returncode == 2
+    assert "block_bytes is 4096: the gateway leases no 64 such blocks" in done.stderr
 
 
 def test_the_other_commands(gateway: ReferenceGateway, trace: Path, tmp_path: Path) -> None:
