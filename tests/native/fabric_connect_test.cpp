@@ -85,6 +85,19 @@ TEST_P(Greeting, IsRefusedWithAReason) {
   EXPECT_TRUE(contains(*client.closed, GetParam().expected));
 }
 
+TEST(Connect, ATargetThatDemandsOtherDigestsIsToldFromOthers) {
+  ScriptedTarget target([](Peer& peer) {
+    nvme::TermReq request;
+    request.fes = static_cast<std::uint16_t>(nvme::FatalStatus::unsupported_parameter);
+    request.fei_low = offsetof(nvme::IcReq, dgst);
+    peer.send_bytes(nvme::wire_bytes(request));
+  });
+  Client client({.address = target.address()});
+  EXPECT_FALSE(client.connect());
+  EXPECT_TRUE(
+      contains(*client.closed, "unsupported parameter; it takes no host with the header and data digests"));
+}
+
 TEST(Connect, PreferredDigestsAreLeftOffWhereTheTargetDeclines) {
   ScriptedTarget target([](Peer& peer) {
     const auto request = peer.greet({.maxh2cdata = 4096}, false);

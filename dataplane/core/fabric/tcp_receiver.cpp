@@ -3,9 +3,11 @@
 #include <sys/uio.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 #include "base/bytes.hpp"
 
@@ -150,11 +152,20 @@ std::optional<Fault> TcpReceiver::parse_header(bool& starved) {
   return starved ? std::nullopt : dispatch(result.header);
 }
 
+// Before the ICResp the place at fault can only be in our ICReq.
+Fault TcpReceiver::ended_by(const nvme::TermReq& request) const {
+  const auto status = static_cast<nvme::FatalStatus>(request.fes);
+  std::string text = "the target ended the connection: " + std::string(to_string(status));
+  if (!greeted_ && request.fei() == offsetof(nvme::IcReq, dgst)) {
+    text += "; it takes no host with the header and data digests that were asked for";
+  }
+  return Fault{std::move(text)};
+}
+
 std::optional<Fault> TcpReceiver::dispatch(const nvme::PduHeader& header) {
   using nvme::PduType;
   if (header.type == PduType::c2h_term_req) {
-    const auto status = static_cast<nvme::FatalStatus>(nvme::read_wire<nvme::TermReq>(staged()).fes);
-    return Fault{"the target ended the connection: " + std::string(to_string(status))};
+    return ended_by(nvme::read_wire<nvme::TermReq>(staged()));
   }
   if ((header.type == PduType::ic_resp) == greeted_) return out_of_sequence(header.type);
   if (header.type == PduType::c2h_data) return begin_data(header);

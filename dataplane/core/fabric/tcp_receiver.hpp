@@ -64,6 +64,7 @@ class TcpReceiver {
   [[nodiscard]] std::optional<Fault> parse();
   [[nodiscard]] std::optional<Fault> step(bool& starved);
   [[nodiscard]] std::optional<Fault> parse_header(bool& starved);
+  [[nodiscard]] Fault ended_by(const nvme::TermReq& request) const;
   [[nodiscard]] std::optional<Fault> dispatch(const nvme::PduHeader& header);
   [[nodiscard]] std::optional<Fault> begin_data(const nvme::PduHeader& header);
   [[nodiscard]] std::optional<Fault> end_data();
