@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 import uuid
@@ -14,8 +15,25 @@ HOST_UUID_FILE = "host_uuid"
 _PROBE_SECONDS = 1.0
 
 
+# Two for each of 1,024 sessions (socket, shared memory), and some for cards, logs and the control socket.
+WANTED_DESCRIPTORS = 4096
+
+
 class PlaceError(Exception):
     """Something on this machine can't be claimed; the text is one line with the remedy."""
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of descriptors as far as wanted and allowed; the limit then.
+
+    Below it idle clients could take the descriptors with which a card is reached again.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def claim_socket(key: str, path: Path) -> None:

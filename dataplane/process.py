@@ -19,7 +19,14 @@ from controlplane.base.namespace_secrets import load_namespace_secrets
 from controlplane.base.version import DISTRIBUTION
 from dataplane._native import Engine
 from dataplane.events import native_log
-from dataplane.places import PlaceError, claim_socket, host_uuid, private_files
+from dataplane.places import (
+    WANTED_DESCRIPTORS,
+    PlaceError,
+    claim_socket,
+    host_uuid,
+    private_files,
+    raise_descriptor_limit,
+)
 from dataplane.servicer import DataplaneServicer
 
 DRAIN_MS = 2000
@@ -58,6 +65,9 @@ async def serve(config: GatewayConfig, engine: Engine) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    limit = raise_descriptor_limit()
+    if 0 <= limit < WANTED_DESCRIPTORS:
+        log.warning("Descriptor limit is low", limit=limit, wanted=WANTED_DESCRIPTORS)
     with native_log(loop):
         # Python's threads stay off the workers' cores; each worker pins itself.
         if cores := config.cores():

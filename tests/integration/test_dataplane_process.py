@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import threading
@@ -145,6 +146,19 @@ def test_validate_config_starts_nothing(tmp_path: Path) -> None:
         assert program.wait_exit(20) == 0
         assert list(program.lines) == ["gateway.yaml: the configuration is valid"]
     assert not made.client_socket.exists()
+
+
+def test_a_low_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    dataplane = Dataplane(tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        dataplane.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    raised, _ = resource.prlimit(dataplane.running.pid, resource.RLIMIT_NOFILE)
+    dataplane.stop()
+    assert raised == min(4096, hard)
 
 
 def test_workers_are_pinned_to_their_cores(tmp_path: Path) -> None:
