@@ -41,7 +41,8 @@ def read_trace(
 ) -> Iterator[TraceRow]:
     """Yield rows `start` to `start + limit` of the file; raises TraceError at the first bad line, OSError."""
     stop = None if limit is None else start + limit
-    with path.open(encoding="utf-8") as lines:
+    # What is not UTF-8 comes out as text that is no JSON, and so with its line.
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in islice(enumerate(lines, start=1), start, stop):
             try:
                 yield _row(line, block_tokens)
@@ -54,6 +55,8 @@ def _row(line: str, block_tokens: int) -> TraceRow:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not a row: it is nested too deeply") from error
     if not isinstance(record, dict):
         raise TraceError("not a JSON object")
     row = TraceRow(

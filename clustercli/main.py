@@ -160,13 +160,19 @@ def get_members(context: typer.Context) -> None:
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:
-    """Move the global options in front of the command, so that both orders are right."""
+    """Move the global options in front of the command, so that both orders are right.
+
+    An option that lacks its value stands alone, so that nothing else is taken for it.
+    """
     front: list[str] = []
     rest: list[str] = []
     words = iter(arguments)
     for word in words:
         if word in GLOBAL_OPTIONS:
-            front += [word, *(value for value in [next(words, None)] if value is not None)]
+            value = next(words, None)
+            if value is None:
+                return [word]
+            front += [word, value]
         elif word.startswith(tuple(f"{option}=" for option in GLOBAL_OPTIONS)):
             front.append(word)
         else:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from controlplane.apps.demo.errors import DemoError
 from controlplane.apps.demo.pod import run_in_pod
-from controlplane.apps.demo.report import print_report, write_report
+from controlplane.apps.demo.report import check_report_place, print_report, write_report
 from controlplane.apps.demo.settings import LEAST_REQUESTS, DemoSettings
 from controlplane.apps.demo.story import tell
 from controlplane.base.version import program_version
@@ -59,8 +59,8 @@ def _demo(options: argparse.Namespace) -> int:
         report=options.report.absolute() if options.report else None,
         keep=options.keep,
     )
-    if settings.report is not None and not settings.report.parent.is_dir():
-        raise DemoError(f"--report {settings.report}: its folder does not exist; create it, or name another")
+    if settings.report is not None:
+        check_report_place(settings.report)
     report = tell(settings, _progress())
     print_report(report)
     if settings.report is not None:

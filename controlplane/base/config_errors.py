@@ -62,8 +62,13 @@ def _key(loc: tuple[int | str, ...]) -> str:
     """`storage_devices[1].traddr` from pydantic's location."""
     text = ""
     for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{_name(part)}" if text else _name(part)
     return text
+
+
+def _name(key: str) -> str:
+    """The key as it may go to a terminal; a long one or one with control characters, quoted and cut short."""
+    return key if key.isprintable() and len(key) <= _SHORT.maxstring else _SHORT.repr(key)
 
 
 def _shown(value: object) -> str:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from controlplane.base.addresses import AddressError, canonical_address, is_loopback
 from controlplane.base.gateway_config import ConfigError, GatewayConfig
 from controlplane.base.namespace_secrets import load_namespace_secrets
 
@@ -24,6 +25,12 @@ def check_backend(config: GatewayConfig) -> list[str]:
         return [
             "storage_backend: 'kv-spdk' is not in this build (no libspdk); set storage_backend: kv-nvme, or "
             "build where pkg-config finds spdk_nvme"
+        ]
+    rdma = [device.serial for device in config.storage_devices or [] if device.transport == "rdma"]
+    if rdma:
+        return [
+            f"storage_devices: transport 'rdma' of {rdma[0]} is not in this build; write transport: tcp, and "
+            "the card's TCP listener"
         ]
     if config.start_clean and config.storage_backend != "kv-memory":
         return ["start_clean: 1 is not supported by this build, which never cleans cards; set start_clean: 0"]
@@ -38,6 +45,12 @@ def check_security(config: GatewayConfig) -> list[str]:
             "cluster_security: is missing, and this build has no TLS to the cluster; set cluster_security: "
             "insecure-loopback, which refuses hosts that are not loopback addresses"
         )
+    beyond = [host.host for host in config.cluster_hosts() if not _may_be_loopback(host.host)]
+    if config.cluster_security is not None and beyond:
+        problems.append(
+            f"cluster_hostname: {beyond[0]} is not a loopback address, which cluster_security: "
+            f"{config.cluster_security} asks for; name hosts of 127.0.0.0/8 or ::1"
+        )
     loopback = config.bind_address.startswith("127.") or config.bind_address == "::1"
     if not loopback and config.namespace_secrets is None:
         problems.append(
@@ -45,6 +58,14 @@ def check_security(config: GatewayConfig) -> list[str]:
             "bind_address: 127.0.0.1"
         )
     return problems
+
+
+def _may_be_loopback(host: str) -> bool:
+    """False for an address that is none; a name is looked up only when it is asked."""
+    try:
+        return is_loopback(canonical_address(host))
+    except AddressError:
+        return True
 
 
 def check_cores(config: GatewayConfig) -> list[str]:
@@ -94,11 +115,14 @@ def check_directories(config: GatewayConfig) -> list[str]:
         "dataplane_socket": Path(config.dataplane_socket).parent,
         "client_socket": Path(config.client_socket).parent,
     }
-    return [
+    problems = [
         f"{key}: {getattr(config, key)!r} can't be written: {reason}; make the directory or change it"
         for key, directory in wanted.items()
         if (reason := _unwritable(directory))
     ]
+    if Path(config.status_file).is_dir():
+        problems.append(f"status_file: {config.status_file!r} is a directory; name a file in it")
+    return problems
 
 
 def _unwritable(directory: Path) -> str | None:

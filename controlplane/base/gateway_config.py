@@ -6,6 +6,7 @@ starts; what depends on the machine is in gateway_checks.py.
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from pathlib import Path
@@ -243,10 +244,12 @@ def _size_problems(config: GatewayConfig) -> list[str]:
 
 def _place_problems(config: GatewayConfig, document: dict[str, Any]) -> list[str]:
     problems = []
-    if config.dataplane_socket == config.client_socket:
-        problems.append(
-            f"client_socket: {config.client_socket!r} is dataplane_socket too; choose another path"
-        )
+    seen: dict[str, str] = {}
+    for key in ("state_dir", "status_file", "dataplane_socket", "client_socket"):
+        path = os.path.normpath(getattr(config, key))
+        if path in seen:
+            problems.append(f"{key}: {getattr(config, key)!r} is {seen[path]} too; choose another path")
+        seen[path] = key
     if config.accept_cluster_uuid and not config.cluster_hostname:
         problems.append(
             f"accept_cluster_uuid: {config.accept_cluster_uuid!r} without cluster_hostname; remove it"

@@ -6,6 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from controlplane.base.text_file import NotReadableError, read_bounded
+
+MAX_BYTES = 1 << 16
+
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -20,9 +24,11 @@ def read_env_file(path: Path) -> dict[str, str]:
     since no reader can know which one was meant.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return {}
+    except NotReadableError as error:
+        raise SettingsError(f"{path} {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read ({error}): make it a readable UTF-8 file") from error
     values: dict[str, str] = {}

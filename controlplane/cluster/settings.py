@@ -157,9 +157,12 @@ def _optional_path(text: str) -> Path | None:
 
 def _command(text: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(text))
+        words = tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"not a command line ({error}): balance its quotes") from None
+    if not words or not words[0]:
+        raise ValueError("no command: write the one that lists the cards, as `akv-softcard list --json`")
+    return words
 
 
 def _flag(text: str) -> bool:

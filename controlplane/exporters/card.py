@@ -160,6 +160,18 @@ def _listen(text: str, insecure: bool) -> HostPort:
     return listen
 
 
+def _command_words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is not a command line ({error}): balance its quotes", param_hint="--card-cli"
+        ) from None
+    if not words or not words[0]:
+        raise typer.BadParameter("is empty: give the command that lists the cards", param_hint="--card-cli")
+    return words
+
+
 def command(
     listen: Annotated[str, typer.Option(help="Address to serve on, ADDR[:PORT].")] = "127.0.0.1:7891",
     card_cli: Annotated[str, typer.Option(help="Command that lists the cards.")] = "akv-softcard list --json",
@@ -171,9 +183,7 @@ def command(
     ] = False,
 ) -> None:
     """Serve the state of this host's cards to Prometheus."""
-    words = shlex.split(card_cli)
-    if not words:
-        raise typer.BadParameter("is empty: give the command that lists the cards", param_hint="--card-cli")
+    words = _command_words(card_cli)
     configure_logging("akv-card-exporter")
     address = _listen(listen, insecure)
     try:

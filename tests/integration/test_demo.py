@@ -135,6 +135,8 @@ def test_a_card_that_lost_its_blocks_breaks_a_promise_and_an_interrupt_ends_ever
         (("--requests", "x"), "'x' is not a whole number"),
         (("--block-bytes", "1"), "not between 64"),
         (("--report", "/none/report.json"), "its folder does not exist"),
+        (("--report", "/proc/report.json"), "its folder can't be written"),
+        (("--report", "/tmp"), "is a directory; name a file in it"),
         (("--trace", "/none.jsonl"), "/none.jsonl"),
         (("--trace", "{bad}"), "bad.jsonl:1: not JSON"),
         (("--trace", "{short}"), "has 1 requests: the story needs 50"),

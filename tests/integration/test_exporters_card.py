@@ -81,6 +81,7 @@ def test_many_scrapes_of_a_slow_cli_share_one_call(host: ClusterHost) -> None:
         (("--listen", "192.0.2.1"), "not a loopback"),
         (("--listen", "1:2:3"), "colon"),
         (("--card-cli", ""), "is empty"),
+        (("--card-cli", "list 'x"), "balance its quotes"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], words: str) -> None:

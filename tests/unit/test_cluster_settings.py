@@ -1,5 +1,6 @@
 """Settings of the cluster service: defaults, precedence, and one clear line for each mistake."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
         ({"AWC_DATA_DIR": "etcd"}, ["AWC_DATA_DIR", "relative"]),
         ({"AWC_CYCLE_SECONDS": "nan"}, ["AWC_CYCLE_SECONDS"]),
         ({"AWC_CARD_CLI": "list 'x"}, ["AWC_CARD_CLI", "quotes"]),
+        ({"AWC_CARD_CLI": "  "}, ["AWC_CARD_CLI", "no command"]),
+        ({"AWC_CARD_CLI": "''"}, ["AWC_CARD_CLI", "no command"]),
         ({"AWC_XDP_SERIALS": "xdp0"}, ["AWC_XDP_SERIALS", "xdp0:L0P0"]),
         ({"AWC_XDP_SERIALS": "xdp0:A,xdp1:A"}, ["AWC_XDP_SERIALS", "repeats"]),
         ({"AWC_STATE_DIR": "/var/lib/etcd/state"}, ["AWC_STATE_DIR", "lost together"]),
@@ -63,6 +66,21 @@ def test_a_bad_value_is_named(tmp_path: Path, environment: dict[str, str], words
 def test_a_misspelt_key_in_a_file_is_refused_with_the_right_spelling(tmp_path: Path) -> None:
     (tmp_path / "awide-cluster.env").write_text("AWC_CYCLE_SECOND=3\n")
     with pytest.raises(SettingsError, match="did you mean AWC_CYCLE_SECONDS"):
+        load_settings(tmp_path, INSECURE)
+
+
+def test_a_settings_file_that_is_none_or_has_no_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "awide-cluster.env"
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match="is a pipe or a device; name a regular file"):
+        load_settings(tmp_path, INSECURE)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(SettingsError, match="is a pipe or a device; name a regular file"):
+        load_settings(tmp_path, INSECURE)
+    path.unlink()
+    path.write_text("#" * (2**16 + 1))
+    with pytest.raises(SettingsError, match="at most 65536 are read"):
         load_settings(tmp_path, INSECURE)
 
 

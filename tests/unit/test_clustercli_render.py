@@ -88,7 +88,7 @@ def test_tables_show_what_an_operator_needs() -> None:
     [
         (["get_cluster", "--output", "json"], ["--output", "json", "get_cluster"]),
         (["add_node", "--host=h", "-n", "x"], ["--host=h", "add_node", "-n", "x"]),
-        (["get_members", "--timeout"], ["--timeout", "get_members"]),
+        (["get_members", "--timeout"], ["--timeout"]),
         ([], []),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -202,6 +203,10 @@ LINES = [
         },
         "without cluster_hostname; remove it",
     ),
+    (
+        {"status_file": "/run/akv/x", "dataplane_socket": "/run/akv/./x"},
+        "dataplane_socket: '/run/akv/./x' is status_file too; choose another path",
+    ),
 ]
 
 
@@ -227,6 +232,15 @@ TEXTS = [
     ("5: 6\n", "line 1: a key must be a plain word"),
     ("port: !!python/object:os.system x\n", "correct the YAML syntax there"),
     ("a: &a [*a]\nport: 1\n", "under an unknown key"),
+    # YAML 1.1 would read 64 and 630 here, and a date.
+    ("cluster_hostname: a\nport: 0100\n", "port: '0100' is not a whole number"),
+    ("cluster_hostname: a\nio_timeout_ms: 10:30\n", "io_timeout_ms: '10:30' is not a whole number"),
+    ("cluster_hostname: a\nport: 2020-13-45\n", "port: '2020-13-45' is not a whole number"),
+    ("cluster_hostname: a\nport: " + "9" * 5000, "line 2: the value can't be read"),
+    ("port: !!int abc\n", "line 1: the value can't be read"),
+    ("a: " + "[" * 5000, "is nested too deeply for a configuration"),
+    ('"po\\e[31mrt": 1\n', r"'po\x1b[31mrt': 1 under an unknown key"),
+    ("? " + "k" * 900 + "\n: 1\n", "kkk...kkk"),
     ("x0: &x0 [1]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 60)), "x59: [["),
 ]
 
@@ -239,6 +253,13 @@ def test_text_that_is_no_configuration_is_refused(tmp_path: Path, text: str, lin
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory; check path"):
         load_gateway_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_gateway_config(tmp_path)
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    for endless in (pipe, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is a pipe or a device; name a regular file"):
+            load_gateway_config(endless)
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
@@ -304,6 +325,15 @@ MACHINE = [
         "set storage_backend: kv-nvme, or build where pkg-config finds spdk_nvme",
     ),
     ({"cluster_security": None}, "cluster_security: is missing, and this build has no TLS"),
+    (
+        {"cluster_hostname": "127.0.0.1,192.0.2.1:5000"},
+        "cluster_hostname: 192.0.2.1 is not a loopback address",
+    ),
+    (
+        {"cluster_hostname": None, "storage_devices": [{**DEVICE, "transport": "rdma"}]},
+        "storage_devices: transport 'rdma' of L0P0 is not in this build; write transport: tcp",
+    ),
+    ({"status_file": "/tmp/"}, "status_file: '/tmp/' is a directory; name a file in it"),
     (
         {"bind_address": "0.0.0.0"},
         "bind_address: '0.0.0.0' lets every host use the cache; set namespace_secrets",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import signal
 import stat
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,23 @@ def test_a_leftover_of_a_killed_writer_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / ".status.prom.new").write_text("half a fi")
     write_atomically(tmp_path / "status.prom", "whole\n", 0o644)
     assert (tmp_path / "status.prom").read_text() == "whole\n"
+
+
+def test_what_can_not_be_written_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "status.prom"
+    write_atomically(path, "old\n", 0o644)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # As on a full disk: the first part is written, then the call fails.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            write_atomically(path, "new\n" * 4096, 0o644)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture

@@ -40,6 +40,8 @@ def test_rows_are_read_from_start_for_limit(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ("\x00\x1b", "not JSON"),
         (GOOD | {"timestamp": -1}, "timestamp is -1"),
         (GOOD | {"timestamp": True}, "timestamp is True"),
         (GOOD | {"input_length": "7"}, "input_length is '7'"),

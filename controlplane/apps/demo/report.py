@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from controlplane.apps.demo.errors import DemoError
+
 # Columns of the table where no terminal tells its own.
 _PLAIN_WIDTH = 120
 
@@ -103,9 +105,29 @@ _RATES = (
 )
 
 
+def check_report_place(path: Path) -> None:
+    """Raise DemoError where the report can't be written: better at once than after the story."""
+    if not path.parent.is_dir():
+        raise DemoError(f"--report {path}: its folder does not exist; create it, or name another")
+    if path.is_dir():
+        raise DemoError(f"--report {path}: is a directory; name a file in it")
+    probe = _temporary(path)
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise DemoError(
+            f"--report {path}: its folder can't be written: {error.strerror}; name another"
+        ) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def write_report(report: Report, path: Path) -> None:
     """Write the JSON; a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _temporary(path)
     temporary.write_text(json.dumps(report.record(), indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
 
