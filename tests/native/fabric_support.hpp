@@ -185,7 +185,9 @@ class Peer {
 // connection.
 class ScriptedTarget {
  public:
-  explicit ScriptedTarget(std::function<void(Peer&)> serve, int backlog = 64) : serve_(std::move(serve)) {
+  // `receive_buffer` bounds what the kernel takes for a target that does not read; 0 leaves it to the kernel.
+  explicit ScriptedTarget(std::function<void(Peer&)> serve, int receive_buffer = 0)
+      : serve_(std::move(serve)) {
     host_ = random_loopback();
     const TcpAddress any(host_, "1");
     sockaddr_in address{};
@@ -193,7 +195,10 @@ class ScriptedTarget {
     address.sin_port = 0;
     listener_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    EXPECT_EQ(::listen(listener_.get(), backlog), 0);
+    if (receive_buffer > 0) {
+      ::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+    }
+    EXPECT_EQ(::listen(listener_.get(), 64), 0);
     socklen_t size = sizeof address;
     ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size);
     port_ = std::to_string(ntohs(address.sin_port));

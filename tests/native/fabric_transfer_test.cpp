@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <future>
 
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
@@ -234,18 +235,21 @@ TEST(TransferQueue, CommandIdsOfASlotDifferFromUseToUse) {
 // The target gives up on a write while its data is on the way: the buffer must not be free before that has
 // left.
 TEST(TransferQueue, AnEarlyResponseWaitsUntilTheDataHasLeft) {
-  std::atomic<bool> drain{false};
-  ScriptedTarget target([&](Peer& peer) {
-    peer.greet({.maxh2cdata = 16U << 20U});
-    const auto cid = next_sqe(peer).cid;
-    peer.send_r2t(cid, 1, 0, 16U << 20U);
-    peer.respond(cid, nvme::kInternalError);
-    while (!drain)
-      std::this_thread::yield();
-    std::vector<std::byte> sink(1U << 20U);
-    while (peer.read_bytes(sink)) {
-    }
-  });
+  std::promise<void> drain;
+  ScriptedTarget target(
+      [&](Peer& peer) {
+        peer.greet({.maxh2cdata = 16U << 20U});
+        const auto cid = next_sqe(peer).cid;
+        peer.send_r2t(cid, 1, 0, 16U << 20U);
+        std::array<std::byte, sizeof(nvme::DataPdu)> begun{};
+        EXPECT_TRUE(peer.read_bytes(begun));
+        peer.respond(cid, nvme::kInternalError);
+        EXPECT_EQ(drain.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+        std::vector<std::byte> sink(1U << 20U);
+        while (peer.read_bytes(sink)) {
+        }
+      },
+      65536);
   auto config = config_for(target);
   config.h2c_bytes = 16U << 20U;
   Client client(config);
@@ -256,10 +260,36 @@ TEST(TransferQueue, AnEarlyResponseWaitsUntilTheDataHasLeft) {
   for (int turn = 0; turn < 20; ++turn)
     client.reactor.run_once(std::chrono::milliseconds(10));
   EXPECT_TRUE(client.responses.empty());
-  drain = true;
+  drain.set_value();
   EXPECT_TRUE(client.run_until([&] { return !client.responses.empty(); }));
   EXPECT_EQ(client.responses.at(1).cqe.status(), nvme::kInternalError);
   client.queue_pair->close("test is over");
+}
+
+// R2T and response in one segment: not a byte of the data has left when the command is over, and none
+// follows.
+TEST(TransferQueue, DataOfACommandThatIsOverIsNotSent) {
+  ScriptedTarget target([](Peer& peer) {
+    peer.greet();
+    const auto cid = next_sqe(peer).cid;
+    auto bytes = peer.encode(nvme::R2t{.cccid = cid, .ttag = 1, .r2to = 0, .r2tl = 65536});
+    nvme::CapsuleResp response;
+    response.cqe.cid = cid;
+    response.cqe.set_status(nvme::kInternalError);
+    const auto second = peer.encode(response);
+    bytes.insert(bytes.end(), second.begin(), second.end());
+    peer.send_bytes(bytes);
+    const auto next = peer.receive();
+    EXPECT_EQ(next.header.type, nvme::PduType::capsule_cmd);
+    peer.respond(next.as<nvme::CapsuleCmd>().sqe.cid);
+  });
+  Client client(config_for(target));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(65536);
+  const auto response = client.call(command(kWrite, Direction::to_target, buffer.vectors()), 1);
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->cqe.status(), nvme::kInternalError);
+  EXPECT_TRUE(client.call(command(0x14), 2));
 }
 
 }  // namespace
