@@ -58,6 +58,10 @@ class Operation(ABC, Generic[T]):
     def absorb(self, index: int, header: Header, body: memoryview) -> None:
         """Take the OK reply to request `index`; raises ProtocolError where it can't be an answer to it."""
 
+    def still_lent(self, body: memoryview) -> frozenset[int]:
+        """Blocks of the answered request, by their place in it, that stay the gateway's after the reply."""
+        return frozenset()
+
     @abstractmethod
     def result(self) -> T:
         """The call's answer as far as it is known."""

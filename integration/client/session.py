@@ -72,6 +72,11 @@ class _Sent(NamedTuple):
     request: Request
 
 
+def _still_lent(sent: _Sent, header: Header, body: memoryview) -> frozenset[int]:
+    refused = header.opcode == ERROR_OPCODE or header.status != FrameStatus.OK
+    return frozenset() if refused else sent.call.operation.still_lent(body)
+
+
 def _nothing() -> None:
     """Called when a call ends for which nobody waits."""
 
@@ -127,8 +132,10 @@ class Session:
         self._take(sent, header, body)
         del self._outstanding[header.request_id]
         self._entries -= sent.request.entries
-        for block in sent.request.blocks:
-            block.release()
+        lent = _still_lent(sent, header, body)
+        for place, block in enumerate(sent.request.blocks):
+            if place not in lent:
+                block.release()
         sent.call.in_flight -= 1
         self._settle(sent.call)
         self._pump()

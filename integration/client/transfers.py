@@ -186,6 +186,12 @@ class Get(_Transfer[list[Got]]):
         for entry, got in outcomes:
             self._got[entry] = got
 
+    def still_lent(self, body: memoryview) -> frozenset[int]:
+        """Where a card missed its deadline: it may still write, so the block is busy until it is freed."""
+        table = body[: len(body) // GET_REPLY_ENTRY.size * GET_REPLY_ENTRY.size]
+        statuses = (number for number, _ in GET_REPLY_ENTRY.iter_unpack(table))
+        return frozenset(place for place, number in enumerate(statuses) if number == Status.LATE)
+
     def result(self) -> list[Got]:
         """See Operation."""
         return self._got
@@ -197,7 +203,7 @@ class Get(_Transfer[list[Got]]):
             raise ProtocolError(f"GET reply: {error}") from None
         if status == Status.OK and length > len(self._views[entry]):
             raise ProtocolError(f"GET reply tells {length} bytes for a block of {len(self._views[entry])}")
-        return Got(status, length)
+        return Got(Status.MISS if status == Status.LATE else status, length)
 
     def _copy(self, entry: int, length: int, payload: memoryview) -> memoryview:
         if len(payload) < length:

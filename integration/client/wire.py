@@ -65,6 +65,7 @@ class Status(IntEnum):
     TOO_LARGE = 3
     NO_SUCH_BLOCK = 4
     TOO_SMALL = 5
+    LATE = 6
 
 
 class WireError(ValueError):

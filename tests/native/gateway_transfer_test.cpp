@@ -328,12 +328,12 @@ TEST_F(GatewayTransfer, ABlockOfALateCommandIsInQuarantineUntilTheCardLetsGo) {
   client.send(request(Opcode::get, 1, offset, 4096, 2));
   wait_held(1);
   queue().time_out(0);
-  EXPECT_EQ(client.reply()->entry(0, 8), EntryStatus::miss);
+  EXPECT_EQ(client.reply()->entry(0, 8), EntryStatus::late);
 
-  // The client believes that the block is its own again; the late answer would spoil whatever it stores.
+  // A client that uses the block all the same: the late answer would spoil whatever it stores.
   queue().hold = false;
   EXPECT_EQ(put(2, offset, 4096), EntryStatus::not_stored);
-  EXPECT_EQ(get(1, offset, 100), EntryStatus::miss);
+  EXPECT_EQ(get(1, offset, 100), EntryStatus::late);
   EXPECT_EQ(bench.counter(Counter::lost_quarantined), 1U);
   EXPECT_EQ(bench.counter(Counter::miss_quarantined), 1U);
   EXPECT_EQ(free(offset), FrameStatus::ok);
@@ -344,6 +344,34 @@ TEST_F(GatewayTransfer, ABlockOfALateCommandIsInQuarantineUntilTheCardLetsGo) {
   EXPECT_EQ(bench.counter(Counter::late_releases), 1U);
   EXPECT_EQ(alloc(4096), offset);
   EXPECT_EQ(put(2, offset, 4096), EntryStatus::ok);
+}
+
+TEST_F(GatewayTransfer, AFailedSegmentIsNotToldBeforeTheOthersHaveArrived) {
+  queue().max_value = 4096 + 64;
+  const auto offset = alloc(12'000);
+  ASSERT_EQ(put(1, offset, 12'000), EntryStatus::ok);
+  queue().hold = true;
+  client.send(request(Opcode::get, 1, offset, 12'000, 2));
+  wait_held(1);
+  queue().answer(0);
+  wait_held(2);
+  queue().fail(0, card::IoStatus::not_found);
+  bench.turn(5);
+  client.receive();
+  EXPECT_TRUE(client.received.empty()) << "the card still writes into a block that was answered for";
+  queue().answer(0);
+  EXPECT_EQ(client.reply()->entry(0, 8), EntryStatus::miss);
+}
+
+TEST_F(GatewayTransfer, InlineBlocksAreNeverLate) {
+  queue().hold = true;
+  client.send(frame(Opcode::get, Entries().add(key_of(1), 0, 100, wire::kRegionInline).body, 1, 2));
+  wait_held(1);
+  queue().time_out(0);
+  EXPECT_EQ(client.reply()->entry(0, 8), EntryStatus::miss);
+  EXPECT_GT(bench.shared.inline_memory->used(), 0U);
+  queue().release_late();
+  EXPECT_TRUE(bench.turn_until([&] { return bench.shared.inline_memory->used() == 0; }));
 }
 
 TEST_F(GatewayTransfer, AFreedBlockStaysUntilItsCommandEnds) {
@@ -416,7 +444,9 @@ TEST_F(GatewayTransferDeadline, EntriesThatNoCardWasAskedForAreAnsweredAtTheDead
   wait_held(1);
   ASSERT_TRUE(bench.turn_until([&] { return bench.counter(Counter::miss_deadline) == 2; }));
   queue().time_out(0);
-  EXPECT_EQ(client.reply()->entry(2, 8), EntryStatus::miss);
+  const auto reply = client.reply();
+  EXPECT_EQ(reply->entry(0, 8), EntryStatus::late);
+  EXPECT_EQ(reply->entry(2, 8), EntryStatus::miss);
   EXPECT_EQ(bench.counter(Counter::miss_timeout), 1U);
 }
 

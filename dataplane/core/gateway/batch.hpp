@@ -70,9 +70,11 @@ struct Batch : std::enable_shared_from_this<Batch> {
   // The executing worker alone.
   std::uint32_t next{0};            // first entry that was not begun yet
   std::uint32_t unresolved{0};      // entries without a status
-  std::uint32_t unreleased{0};      // commands that hold buffers
+  std::uint32_t unanswered{0};      // commands with buffers that the card has not answered
+  std::uint32_t unreleased{0};      // commands that hold buffers; beyond the unanswered ones: the late
   std::vector<std::uint32_t> more;  // entries with further segments to ask the card for
   bool waiting{false};              // stands in its lane's line
+  bool settled{false};              // every entry has its status, every command an answer
   bool finished{false};             // the sink was told
 
   [[nodiscard]] bool is_inline() const noexcept { return payload != nullptr; }

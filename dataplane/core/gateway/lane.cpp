@@ -76,13 +76,17 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
   }
   ++inflight_;
   inflight_bytes_ += command.bytes();
+  if (command.data.empty()) return true;
+  ++command.batch->unanswered;
   ++command.batch->unreleased;
   ++command.target().unreleased;
   return true;
 }
 
 void Lane::completed(Command& command, const card::IoResult& result) noexcept {
+  if (!command.data.empty()) --command.batch->unanswered;
   conclude(command, result, outcomes_);
+  outcomes_.settle(*command.batch);
   if (!command.batch->more.empty()) line_up(command.batch);
   after_.request();
 }
@@ -90,19 +94,28 @@ void Lane::completed(Command& command, const card::IoResult& result) noexcept {
 void Lane::released(Command& command) noexcept {
   --inflight_;
   inflight_bytes_ -= command.bytes();
-  --command.target().unreleased;
-  Batch& batch = *command.batch;
-  if (--batch.unreleased == 0 && batch.finished) {
-    context_.counters.add(Counter::late_releases);
-    context_.sink.drained(command.batch);
-  }
+  if (!command.data.empty()) let_go(command);
   recycle(command);
   after_.request();
 }
 
+// The card can't touch the command's buffers any more.
+void Lane::let_go(Command& command) noexcept {
+  Batch& batch = *command.batch;
+  --command.target().unreleased;
+  if (--batch.unreleased != 0 || !batch.finished) return;
+  context_.counters.add(Counter::late_releases);
+  context_.sink.drained(command.batch);
+}
+
+// A client that is told of a miss uses its block again at once: where a late command may still write to it,
+// the answer says so.
 void Lane::report(const std::shared_ptr<Batch>& batch) {
-  for (Entry& entry : batch->entries)
+  for (Entry& entry : batch->entries) {
     entry.quarantined = entry.unreleased != 0;
+    const bool shared = entry.block != arena::kNoBlock;
+    if (entry.quarantined && shared && batch->op == BatchOp::get) entry.status = wire::EntryStatus::late;
+  }
   batch->finished = true;
   context_.sink.finished(batch);
   if (batch->unreleased == 0) context_.sink.drained(batch);

@@ -68,6 +68,7 @@ class Lane final : public CommandOwner {
   void line_up(std::shared_ptr<Batch> batch);
   void fail_all(Why why);
   void fail_refused(Why why);
+  void let_go(Command& command) noexcept;
   void report(const std::shared_ptr<Batch>& batch);
   [[nodiscard]] Command& acquire(std::shared_ptr<Batch> batch, const Work& work);
   void recycle(Command& command) noexcept;

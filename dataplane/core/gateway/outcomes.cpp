@@ -137,7 +137,14 @@ void Outcomes::fail_rest(Batch& batch, Why why) {
 void Outcomes::resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status) {
   batch.entries[index].status = status;
   batch.entries[index].resolved = true;
-  if (--batch.unresolved == 0) done_.push_back(batch.shared_from_this());
+  --batch.unresolved;
+  settle(batch);
+}
+
+void Outcomes::settle(Batch& batch) {
+  if (batch.settled || batch.unresolved != 0 || batch.unanswered != 0) return;
+  batch.settled = true;
+  done_.push_back(batch.shared_from_this());
 }
 
 void Outcomes::miss(Batch& batch, std::uint32_t index, Counter reason) {

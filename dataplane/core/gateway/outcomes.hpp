@@ -45,7 +45,10 @@ class Outcomes {
   void fail_rest(Batch& batch, Why why);
 
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
-  // The batches whose last entry got its status since the last call.
+  // Adds the batch to those that are done when nothing of it is open any more.
+  void settle(Batch& batch);
+  // The batches that are done since the last call: every entry has its status, and but for late commands
+  // nothing touches their memory.
   [[nodiscard]] std::vector<std::shared_ptr<Batch>> take_done() { return std::exchange(done_, {}); }
   [[nodiscard]] bool any_done() const noexcept { return !done_.empty(); }
 

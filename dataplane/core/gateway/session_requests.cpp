@@ -250,7 +250,7 @@ void Session::place_shared(Batch& batch, const TransferRequest& request) {
       settle_unplaced(batch, entry, wire::EntryStatus::no_such_block);
     } else if (memory_->leases.quarantined(*block)) {
       const bool get = batch.op == BatchOp::get;
-      settle_unplaced(batch, entry, get ? wire::EntryStatus::miss : wire::EntryStatus::not_stored);
+      settle_unplaced(batch, entry, get ? wire::EntryStatus::late : wire::EntryStatus::not_stored);
     } else {
       entry.memory = memory_->bytes().data() + wanted.offset;
       entry.block = *block;

@@ -61,6 +61,7 @@ enum class EntryStatus : std::uint32_t {
   too_large = 3,
   no_such_block = 4,
   too_small = 5,
+  late = 6,
 };
 
 using Nonce = std::array<std::byte, kNonceBytes>;
