@@ -78,16 +78,23 @@ def host_uuid(state_dir: Path) -> str:
     """This host's NVMe host identifier: made once, kept in `state_dir`. Raises PlaceError."""
     _make_directory("state_dir", state_dir)
     file = state_dir / HOST_UUID_FILE
+    if not file.exists():
+        _write_host_uuid(file)
+    return _read_host_uuid(file)
+
+
+def _write_host_uuid(file: Path) -> None:
+    """Whole or not at all, whenever the process is killed; another that was faster wins."""
+    draft = file.with_name(f"{HOST_UUID_FILE}.{os.getpid()}")
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _read_host_uuid(file)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as writer:
+            writer.write(f"{uuid.uuid4()}\n")
+        with contextlib.suppress(FileExistsError):
+            file.hardlink_to(draft)
+        draft.unlink()
     except OSError as error:
-        raise PlaceError(f"state_dir: {str(state_dir)!r} can't be written: {error.strerror}") from error
-    made = str(uuid.uuid4())
-    with os.fdopen(descriptor, "w") as writer:
-        writer.write(made + "\n")
-    return made
+        raise PlaceError(f"state_dir: {str(file.parent)!r} can't be written: {error.strerror}") from error
 
 
 def _read_host_uuid(file: Path) -> str:
