@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -206,3 +207,21 @@ def test_a_client_killed_in_mid_transfer_gives_its_memory_back(
         with dataplane.client() as client:
             assert client.wait_connected(10)
             wait_until(lambda: client.put([bytes(32)], [b"x"], 1) == [Status.OK], "a stored block")
+
+
+def test_when_no_descriptor_is_left_sessions_go_on_and_new_ones_come_later(tmp_path: Path) -> None:
+    dataplane = Dataplane(tmp_path)
+    with dataplane:
+        dataplane.apply([TestCard("M0")])
+        with dataplane.client() as client:
+            assert client.wait_connected(10)
+            room = dataplane.descriptors() + 10
+            resource.prlimit(dataplane.running.pid, resource.RLIMIT_NOFILE, (room, room))
+            flood = [connect(dataplane) for _ in range(40)]
+            dataplane.running.wait_event("accept_paused")
+            check(client)
+            for sock in flood:
+                sock.close()
+            with dataplane.client(socket=None) as late:
+                assert late.wait_connected(10)
+                check(late)
