@@ -306,6 +306,10 @@ TEST(GatewayWorkers, AWorkerWithoutAQueueIsServedByOneThatHasIt) {
     EXPECT_EQ(load_le<std::uint32_t>(call(frame(Opcode::get, entry, 1, 4)).data()), 0U);
   }
   EXPECT_EQ(call(frame(Opcode::free, Bytes(8), 1, 5)).size(), 0U);
+  // The last pin comes home by the other worker's post, after the reply.
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  while (shared.leased->load() != 0 && Clock::now() < deadline)
+    std::this_thread::yield();
   EXPECT_EQ(shared.leased->load(), 0U) << "pins did not come home";
   EXPECT_EQ(shared.counters[1].get(Counter::hits), 200U);
   first.reactor().stop();
