@@ -79,7 +79,7 @@ void Session::take_frames() {
       auto frame = reader_.next();
       if (!frame) break;
       frame_since_.reset();
-      take(std::move(*frame));
+      take(*frame);
     }
   } catch (const BadStream& bad) {
     return fail_stream(bad.text, bad.request_id, wire::FrameStatus::bad_request);

@@ -83,7 +83,7 @@ class Session final : private FdHandler {
   void fail_stream(std::string_view text, std::uint64_t request_id, wire::FrameStatus status);
   void begin_closing();
 
-  void take(Frame frame);
+  void take(const Frame& frame);
   void take_hello(const Frame& frame);
   void welcome(const Frame& frame, const wire::Hello& hello, const HelloOutcome& outcome);
   void grant_memory(const wire::Hello& hello);

@@ -11,7 +11,7 @@
 
 namespace akv::gateway {
 
-void Session::take(Frame frame) {
+void Session::take(const Frame& frame) {
   if (state_ == State::hello) {
     const bool hello = frame.header.opcode == static_cast<std::uint16_t>(wire::Opcode::hello);
     if (hello) return take_hello(frame);
