@@ -177,7 +177,8 @@ void bind_engine(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  nb::exception<gateway::ListenError>(module, "ListenError", PyExc_OSError);
+  [[maybe_unused]] const nb::exception<gateway::ListenError> listen_error(module, "ListenError",
+                                                                          PyExc_OSError);
   bind_card(module);
   bind_engine(module);
   module.def("capture_events", &capture_events);
