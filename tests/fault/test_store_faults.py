@@ -105,8 +105,8 @@ async def history(client: EtcdClient) -> list[tuple[bytes, int]]:
 async def agree(load: Load, client: EtcdClient) -> None:
     """Wait until the watch has shown just what the store holds.
 
-    A write whose caller gave up may still lie before the member that was suspended, and is done after the last
-    call of the test: neither side can be read once and be taken for the end.
+    A write whose caller gave up may still lie before the member that was suspended, and is done after the
+    last call of the test: neither side can be read once and be taken for the end.
     """
     deadline = client.clock() + 10.0
     while True:
