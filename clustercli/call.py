@@ -27,14 +27,21 @@ class CallError(Exception):
 
 
 def call_cluster(
-    target: HostPort, timeout: float, action: str, method: Callable[[Any], Callable[..., T]], request: Any
+    target: HostPort,
+    timeout: float,
+    action: str,
+    method: Callable[[Any], Callable[..., T]],
+    request: Any,
+    service: Callable[[grpc.Channel], Any] = cluster_pb2_grpc.ClusterServiceStub,
 ) -> T:
-    """Call one method of the cluster service at `target` within `timeout` seconds. Raises CallError."""
+    """Call one method of a service at `target` within `timeout` seconds. Raises CallError.
+
+    `service` makes the stub (ClusterServiceStub unless another is given), `method` takes its method.
+    """
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(str(target), options=options) as channel:
-        stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         try:
-            return method(stub)(request, timeout=timeout)
+            return method(service(channel))(request, timeout=timeout)
         except grpc.RpcError as error:
             raise _explain(error, target, timeout, action) from None
 

@@ -5,26 +5,24 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster service ans
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
-from akv.v1 import cluster_pb2
-from rich.console import Console, RenderableType
 
-from clustercli import render
-from clustercli.call import DEFAULT_PORT, CallError, call_cluster
+from clustercli.call import DEFAULT_PORT, CallError
+from clustercli.commands import hosts, overview
+from clustercli.session import Output, Session
 from controlplane.base.addresses import AddressError, HostPort, parse_host_port
 from controlplane.base.version import program_version
 
-READ_SECONDS = 10.0
-CHANGE_SECONDS = 120.0
-PIPE_COLUMNS = 240
 GLOBAL_OPTIONS = ("--host", "--output", "--timeout")
+# In the order in which --help lists them.
+SUBJECTS = (
+    hosts,
+    overview,
+)
 
 app = typer.Typer(
     help=__doc__,
@@ -33,36 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Output(StrEnum):
-    """How an answer is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """The global options of one run."""
-
-    target: HostPort
-    output: Output
-    timeout: float | None
-
-    def call(
-        self, action: str, method: Callable[[Any], Callable[..., Any]], request: Any, seconds: float
-    ) -> Any:
-        """Call the cluster API; `seconds` is the deadline unless --timeout was given."""
-        return call_cluster(self.target, self.timeout or seconds, action, method, request)
-
-    def show(self, document: dict[str, Any], table: Callable[[dict[str, Any]], RenderableType]) -> None:
-        """Print the answer on stdout."""
-        if self.output is Output.JSON:
-            typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        else:
-            width = None if sys.stdout.isatty() else PIPE_COLUMNS
-            Console(width=width, highlight=False, markup=False).print(table(document))
 
 
 def _show_version(wanted: bool) -> None:
@@ -94,69 +62,8 @@ def options(
     context.obj = Session(_host_option(host), output, timeout)
 
 
-@app.command("create_cluster")
-def create_cluster(
-    context: typer.Context, name: Annotated[str, typer.Option("--name", help="Name of the new cluster.")]
-) -> None:
-    """Make the asked host the first member of a new cluster."""
-    session: Session = context.obj
-    request = cluster_pb2.CreateClusterRequest(name=name)
-    answer = session.call("create_cluster", lambda stub: stub.CreateCluster, request, CHANGE_SECONDS)
-    document = {"cluster_uuid": answer.cluster_uuid, "cluster_name": name}
-    session.show(document, lambda d: f"Cluster {d['cluster_name']} is created, uuid {d['cluster_uuid']}")
-
-
-@app.command("add_node")
-def add_node(
-    context: typer.Context,
-    node: Annotated[str, typer.Option("-n", "--node", help="A host that is in the cluster, ADDR[:PORT].")],
-) -> None:
-    """Make the asked host join the cluster that host -n belongs to."""
-    session: Session = context.obj
-    request = cluster_pb2.AddNodeRequest(via_host=node)
-    answer = session.call("add_node", lambda stub: stub.AddNode, request, CHANGE_SECONDS)
-    document = {"cluster_uuid": answer.cluster_uuid, "cluster_name": answer.cluster_name}
-    session.show(document, lambda d: f"The host is in cluster {d['cluster_name']}, uuid {d['cluster_uuid']}")
-
-
-@app.command("remove_node")
-def remove_node(
-    context: typer.Context,
-    node: Annotated[str, typer.Option("-n", "--node", help="Name of the host to take out.")],
-    forget_cards: Annotated[
-        bool, typer.Option("--forget-cards", help="Also free the slots of its cards; others may move.")
-    ] = False,
-) -> None:
-    """Take a host out of the cluster; any host can be asked."""
-    session: Session = context.obj
-    request = cluster_pb2.RemoveNodeRequest(host=node, forget_cards=forget_cards)
-    answer = session.call("remove_node", lambda stub: stub.RemoveNode, request, CHANGE_SECONDS)
-    document = {"host": node, "forgotten_serials": list(answer.forgotten_serials)}
-    session.show(document, _removed)
-
-
-def _removed(document: dict[str, Any]) -> str:
-    forgotten = ", ".join(document["forgotten_serials"])
-    tail = f"; forgotten cards: {forgotten}" if forgotten else "; its cards keep their slots"
-    return f"Host {document['host']} is out of the cluster{tail}"
-
-
-@app.command("get_cluster")
-def get_cluster(context: typer.Context) -> None:
-    """Show hosts, cards, health and quorum."""
-    session: Session = context.obj
-    request = cluster_pb2.GetClusterRequest()
-    answer = session.call("get_cluster", lambda stub: stub.GetCluster, request, READ_SECONDS)
-    session.show(render.cluster_document(answer), render.cluster_table)
-
-
-@app.command("get_members")
-def get_members(context: typer.Context) -> None:
-    """Show the etcd members."""
-    session: Session = context.obj
-    request = cluster_pb2.GetMembersRequest()
-    answer = session.call("get_members", lambda stub: stub.GetMembers, request, READ_SECONDS)
-    session.show(render.members_document(answer), render.members_table)
+for subject in SUBJECTS:
+    subject.register(app)
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:

@@ -1,0 +1,31 @@
+"""The cluster and its etcd members at a glance: get_cluster, get_members."""
+
+from __future__ import annotations
+
+import typer
+from akv.v1 import cluster_pb2
+
+from clustercli import render
+from clustercli.session import READ_SECONDS, session_of
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("get_cluster")(get_cluster)
+    app.command("get_members")(get_members)
+
+
+def get_cluster(context: typer.Context) -> None:
+    """Show hosts, cards, health and quorum."""
+    session = session_of(context)
+    request = cluster_pb2.GetClusterRequest()
+    answer = session.call("get_cluster", lambda stub: stub.GetCluster, request, READ_SECONDS)
+    session.show(render.cluster_document(answer), render.cluster_table)
+
+
+def get_members(context: typer.Context) -> None:
+    """Show the etcd members."""
+    session = session_of(context)
+    request = cluster_pb2.GetMembersRequest()
+    answer = session.call("get_members", lambda stub: stub.GetMembers, request, READ_SECONDS)
+    session.show(render.members_document(answer), render.members_table)
