@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from bench.dialogs import request_of
 from bench.generate import write_trace
@@ -20,11 +21,22 @@ from bench.trace import BLOCK_TOKENS, TraceError, locate_trace, read_trace
 from integration.client import ClientConfig, ClientError, connect
 from integration.client.config import DEFAULT_SOCKET
 
+EXIT_WRONG = 1
+EXIT_FAILED = 3
+
+_EPILOG = """\
+exit codes:
+  0  done
+  1  a block was wrong
+  2  the command line can't be used, or the command could not run
+  3  the replay ran to its end, but calls failed or nothing was stored
+"""
+
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 0, 1 when blocks were wrong, 2 when it could not run."""
+    """Entry point; exits with the codes of `--help`."""
     options = _parser().parse_args(arguments)
     command: Command = options.command
     try:
@@ -48,7 +60,27 @@ def _replay(options: argparse.Namespace) -> int:
         json_lines=options.json,
     )
     summary = Run(settings, _client_config(options)).execute()
-    return 1 if summary["wrong_blocks"] else 0
+    return _exit_code(summary)
+
+
+def _exit_code(summary: dict[str, Any]) -> int:
+    """The replay's exit code, with the reason on stderr where it is not 0."""
+    if summary["wrong_blocks"]:
+        print(f"akv-bench: {summary['wrong_blocks']} wrong blocks", file=sys.stderr)
+        return EXIT_WRONG
+    if summary["errors"]:
+        print(
+            f"akv-bench: {summary['errors']} calls failed: the gateway was away or too slow", file=sys.stderr
+        )
+        return EXIT_FAILED
+    if summary["put_blocks"] and not summary["put_ok_blocks"]:
+        print(
+            f"akv-bench: none of {summary['put_blocks']} blocks was stored: is any card in use (see the "
+            "gateway's status file), and does a card take such block_bytes?",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+    return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -130,7 +162,10 @@ def _client_config(options: argparse.Namespace) -> ClientConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="akv-bench", description=__doc__.partition(":")[2].strip().capitalize()
+        prog="akv-bench",
+        description=__doc__.partition(":")[2].strip().capitalize(),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"akv-bench {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -48,6 +48,11 @@ class Replayer:
                 f"bytes, or give it more shared_memory_size ({self._client.last_error})"
             )
 
+    def wait_for_gateway(self, seconds: float) -> None:
+        """Wait for a session where there is none, `seconds` at most."""
+        if not self._client.connected:
+            self._client.wait_connected(seconds)
+
     def run(self, request: Request) -> Outcome:
         """Serve one request as an engine would."""
         troubles = self._troubles()

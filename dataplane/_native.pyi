@@ -53,6 +53,7 @@ class Engine:
         workers: int,
         io_timeout_ms: int,
         io_timeout_strikes: int,
+        digests: Literal["none", "prefer", "require"],
         secrets: dict[str, bytes],
         host_nqn: str,
         host_uuid: str,

@@ -13,6 +13,9 @@ from akv.v1 import plan_pb2
 LAYOUT_VERSION: Final = 1
 SLOTS: Final = 8
 MAX_PATHS: Final = 16
+# One plan that counts too far must not make every later one too old: nobody counts so far, or so far at once.
+MAX_SEQUENCE: Final = 2**63
+MAX_SEQUENCE_STEP: Final = 2**32
 _SERIAL = re.compile(r"[!-~]{1,20}")
 _CLUSTER = re.compile(r"[!-~]{1,64}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -45,6 +48,10 @@ def check_plan(plan: plan_pb2.Plan) -> None:
     _match("cluster_uuid", plan.cluster_uuid, _CLUSTER, "1 to 64 printable characters")
     if plan.sequence < 1:
         raise InvalidPlanError("sequence: 0 is no sequence number; begin with 1")
+    if plan.sequence > MAX_SEQUENCE:
+        raise InvalidPlanError(
+            f"sequence: {plan.sequence} is more than {MAX_SEQUENCE}; count on from GetPlan's"
+        )
     if plan.layout_version != LAYOUT_VERSION:
         raise InvalidPlanError(
             f"layout_version: {plan.layout_version} is not known; this dataplane knows {LAYOUT_VERSION}"
@@ -63,7 +70,16 @@ def check_plan(plan: plan_pb2.Plan) -> None:
 
 
 def check_order(plan: plan_pb2.Plan, served: plan_pb2.Plan | None, *, allow_cluster_change: bool) -> bool:
-    """True when `plan` is to be applied, False when it is served already. Raises StalePlanError."""
+    """True when `plan` is to be applied, False when it is served already.
+
+    Raises StalePlanError, or InvalidPlanError where the sequence number jumps.
+    """
+    before = served.sequence if served is not None else 0
+    if plan.sequence - before > MAX_SEQUENCE_STEP:
+        raise InvalidPlanError(
+            f"sequence: {plan.sequence} is more than {MAX_SEQUENCE_STEP} past {before}; count on from "
+            "GetPlan's"
+        )
     if served is None:
         return True
     if plan.cluster_uuid != served.cluster_uuid:

@@ -52,6 +52,7 @@ def make_engine(config: GatewayConfig) -> Engine:
         workers=config.thread_pool_size,
         io_timeout_ms=config.io_timeout_ms,
         io_timeout_strikes=config.io_timeout_strikes,
+        digests=config.nvme_tcp_digests,
         secrets=secrets,
         host_nqn=_HOST_NQN + host,
         host_uuid=host,

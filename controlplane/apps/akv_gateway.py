@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -13,56 +12,32 @@ import uvloop
 
 from controlplane.base.gateway_checks import CONTROL_CHECKS, check_machine
 from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
+from controlplane.base.gateway_program import EXIT_CONFIG, parse_gateway_arguments
 from controlplane.base.logging import configure_logging, get_logger
-from controlplane.base.version import program_version
 from controlplane.gateway.control import ControlProcess
 from controlplane.gateway.state import StateDir, StateError
+from controlplane.gateway.status_writer import MetricsAddressError
 
 PROGRAM = "akv-gateway"
-EXIT_CONFIG = 2
 EXIT_STATE = 3
 
-_EPILOG = """\
+_DESCRIPTION = (
+    "Keeps a gateway's dataplane on the cards of its cluster: reads the card set and its health from etcd, "
+    "pushes slot plans, and writes the status file."
+)
+_EXIT_CODES = """\
 exit codes:
   0  stopped by SIGTERM or SIGINT, or the configuration is valid
   1  an unexpected error; it is in the log
   2  the command line or the configuration can't be used
   3  state_dir can't be used, or another akv-gateway runs with it
-
-Every problem of the configuration is one line on stderr: file, key, value, and what to do.
-The keys are described in docs/gateway.md.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; exits with the codes of `--help`."""
-    options = _parser().parse_args(arguments)
-    path = Path(options.validate_config or options.config or "")
-    if options.config is None and not options.validate_config:
-        _parser().error("which configuration? add --config FILE")
-    if options.validate_config is not None:
-        sys.exit(_validate(path))
-    sys.exit(_run(path))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description="Keeps a gateway's dataplane on the cards of its cluster: reads the card set and its "
-        "health from etcd, pushes slot plans, and writes the status file.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", metavar="FILE", help="the configuration (gateway.yaml)")
-    parser.add_argument(
-        "--validate-config",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="check FILE (or that of --config) in full, also against this machine, and start nothing",
-    )
-    parser.add_argument("--version", action="version", version=program_version(PROGRAM))
-    return parser
+    asked = parse_gateway_arguments(PROGRAM, _DESCRIPTION, _EXIT_CODES, arguments)
+    sys.exit(_validate(asked.path) if asked.only_validate else _run(asked.path))
 
 
 def _validate(path: Path) -> int:
@@ -91,8 +66,8 @@ def _run(path: Path) -> int:
     except StateError as error:
         print(f"{path.name}: {error}", file=sys.stderr)
         return EXIT_STATE
-    except OSError as error:
-        print(f"{path.name}: metrics: {config.metrics!r} can't be bound: {error}; change it", file=sys.stderr)
+    except MetricsAddressError as error:
+        print(f"{path.name}: metrics: {error}", file=sys.stderr)
         return EXIT_CONFIG
     return 0
 

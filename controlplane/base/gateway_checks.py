@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from controlplane.base.addresses import AddressError, canonical_address, is_loopback
+from controlplane.base.addresses import AddressError, canonical_address, is_loopback, parse_host_port
 from controlplane.base.gateway_config import ConfigError, GatewayConfig
 from controlplane.base.namespace_secrets import load_namespace_secrets
 
@@ -82,15 +82,33 @@ def check_cores(config: GatewayConfig) -> list[str]:
 
 def check_port(config: GatewayConfig) -> list[str]:
     """Nobody listens at `bind_address`:`port`."""
-    family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
+    error = _listening_error(config.bind_address, config.port)
+    return [] if error is None else [_port_problem(config, error)]
+
+
+def check_metrics(config: GatewayConfig) -> list[str]:
+    """The address of `metrics` can be listened on."""
+    if config.metrics is None:
+        return []
+    address = parse_host_port(config.metrics)
+    error = _listening_error(address.host, address.port)
+    if error is None:
+        return []
+    reason = error.strerror or error
+    return [f"metrics: {config.metrics!r} can't be listened on: {reason}; choose another address or port"]
+
+
+def _listening_error(address: str, port: int) -> OSError | None:
+    """What a server that listens there would meet; None when nothing is in its way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((config.bind_address, config.port))
+            probe.bind((address, port))
             probe.listen(1)
         except OSError as error:
-            return [_port_problem(config, error)]
-    return []
+            return error
+    return None
 
 
 def _port_problem(config: GatewayConfig, error: OSError) -> str:
@@ -155,7 +173,10 @@ DATAPLANE_CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_machine(config: GatewayConfig, checks: tuple[Check, ...] = DATAPLANE_CHECKS) -> list[str]:
+ALL_CHECKS: tuple[Check, ...] = (*DATAPLANE_CHECKS, check_metrics)
+
+
+def check_machine(config: GatewayConfig, checks: tuple[Check, ...] = ALL_CHECKS) -> list[str]:
     """Problems of `config` on this machine, one line each (key, value, remedy); empty when all is well."""
     return [problem for check in checks for problem in check(config)]
 

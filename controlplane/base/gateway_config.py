@@ -111,9 +111,12 @@ def _host(entry: str) -> HostPort:
 
 def _listen(text: str) -> str:
     try:
-        parse_host_port(text)
+        address = parse_host_port(text)
+        canonical_address(address.host)
     except ValueError as error:
         raise ValueError(f"can't be used: {error}; write ADDRESS:PORT") from None
+    if address.port == 0:
+        raise ValueError("has port 0, at which nobody would find it; write a port from 1 to 65535")
     return text
 
 
@@ -165,6 +168,7 @@ class GatewayConfig(_Strict):
     num_dbs: Annotated[int, Field(ge=1, le=2**32 - 1)] = 128
     io_timeout_ms: Annotated[int, Field(ge=10, le=600_000)] = 5000
     io_timeout_strikes: Annotated[int, Field(ge=1, le=1000)] = 3
+    nvme_tcp_digests: Literal["none", "prefer", "require"] = "none"
     port: Annotated[int, Field(ge=1, le=65535)] = 5557
     bind_address: _Address = "127.0.0.1"
     shared_memory_size: Annotated[int, Field(ge=2**20, le=2**48)] = 2**30

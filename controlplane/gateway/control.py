@@ -62,7 +62,7 @@ class ControlProcess:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until `stop`. Raises OSError when the metrics address can't be bound."""
+        """Run until `stop`. Raises MetricsAddressError."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._dataplane.close)
             if self.config.metrics is not None:

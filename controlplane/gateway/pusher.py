@@ -11,19 +11,28 @@ from controlplane.model.plan import FIXED_LIST, GatewayPlan
 
 log = get_logger("plan-push")
 
+# How long a dataplane that keeps its connection open may stand still before that is told.
+CHECK_SECONDS = 2.0
+
 
 class PlanPusher:
     """Pushes the wanted plan until the dataplane has it, and again to a dataplane that was started anew.
 
     What the dataplane serves is always read before it is compared, and a plan counts as served only after the
-    dataplane has taken it. Sequence numbers go on from the dataplane's own.
+    dataplane has taken it. Sequence numbers go on from the dataplane's own. It is read again every
+    `check_seconds`: a suspended process keeps its connection, but serves nothing.
     """
 
     def __init__(
-        self, dataplane: DataplaneClient, backoff: Backoff, accepted_uuid: str | None = None
+        self,
+        dataplane: DataplaneClient,
+        backoff: Backoff,
+        accepted_uuid: str | None = None,
+        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._dataplane = dataplane
         self._backoff = backoff
+        self._check_seconds = check_seconds
         self._accepted_uuid = accepted_uuid
         self._wanted: GatewayPlan | None = None
         self._served: Served | None = None
@@ -52,8 +61,7 @@ class PlanPusher:
 
     async def _follow(self) -> None:
         """One connection: read what is served, then push each plan that differs, until it is lost."""
-        self._served = await self._dataplane.get_plan()
-        self._sequence = max(self._sequence, self._served.sequence)
+        self._served = await self._read()
         lost = asyncio.create_task(self._dataplane.disconnected())
         lost.add_done_callback(lambda _: self._changed.set())
         try:
@@ -62,12 +70,25 @@ class PlanPusher:
                 if self._wanted is not None and self._served.plan != self._wanted:
                     await self._push(self._wanted, self._served)
                 self._recovered()
-                await self._changed.wait()
+                await self._until_due()
         finally:
             self._served = None
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
         log.warning("Dataplane connection lost")
+
+    async def _read(self) -> Served:
+        served = await self._dataplane.get_plan()
+        self._sequence = max(self._sequence, served.sequence)
+        return served
+
+    async def _until_due(self) -> None:
+        """Wait for a change; after `check_seconds` without one see whether the dataplane still answers."""
+        try:
+            async with asyncio.timeout(self._check_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            self._served = await self._read()
 
     async def _push(self, plan: GatewayPlan, served: Served) -> None:
         self._sequence += 1

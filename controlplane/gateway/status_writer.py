@@ -24,6 +24,10 @@ BETWEEN_SECONDS = 0.1
 Painter = Callable[[dataplane_pb2.GetStatusResponse | None], Picture]
 
 
+class MetricsAddressError(Exception):
+    """The address of `metrics` can't be had; the text names it, the reason and the remedy."""
+
+
 class StatusWriter:
     """`paint` turns the dataplane's answer (or None) into the picture of the moment."""
 
@@ -76,7 +80,7 @@ class StatusWriter:
 
 
 async def serve_metrics(address: HostPort, writer: StatusWriter) -> web.AppRunner:
-    """Serve the status text at /metrics until the runner is cleaned up. Raises OSError."""
+    """Serve the status text at /metrics until the runner is cleaned up. Raises MetricsAddressError."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=writer.text, content_type="text/plain")
@@ -87,9 +91,10 @@ async def serve_metrics(address: HostPort, writer: StatusWriter) -> web.AppRunne
     await runner.setup()
     try:
         await web.TCPSite(runner, address.host, address.port).start()
-    except OSError:
+    except OSError as error:
         await runner.cleanup()
-        raise
+        reason = error.strerror or error
+        raise MetricsAddressError(f"{str(address)!r} can't be listened on: {reason}; change it") from error
     return runner
 
 

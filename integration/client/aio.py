@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
-from integration.client.errors import ClientError, GatewayUnavailableError
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
 from integration.client.sync import check_timeout
 from integration.client.transfers import Get, Got, Put
+from integration.client.view import ClientView
 from integration.client.wire import Status
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(ClientView):
     """As `Client`, for the loop that runs when it is made. A cancelled call counts as given up."""
 
     def __init__(self, config: ClientConfig) -> None:
@@ -44,9 +44,7 @@ class AsyncClient:
         config = ClientConfig(**settings)
         client = cls(config)
         if not await client.wait_connected(wait) and config.strict:
-            error = client.last_error or GatewayUnavailableError(
-                f"no answer from the gateway at {config.address}"
-            )
+            error = client._no_session(config)
             await client.close()
             raise error
         return client
@@ -64,26 +62,6 @@ class AsyncClient:
         self._engine.close()
         self._changed.set()
         self._rearm()
-
-    @property
-    def connected(self) -> bool:
-        """There is a session whose gateway answers."""
-        return self._engine.ready
-
-    @property
-    def shared_memory(self) -> bool:
-        """`alloc` leases shared memory in the present session."""
-        return self._engine.shared_memory
-
-    @property
-    def last_error(self) -> ClientError | None:
-        """The last thing that went wrong."""
-        return self._engine.last_error
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Calls that met no gateway (`unavailable`), a deadline or a refusal; sessions made and lost."""
-        return dict(self._engine.counters)
 
     async def wait_connected(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""

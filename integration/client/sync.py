@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
-from integration.client.errors import ClientError, GatewayUnavailableError
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
 from integration.client.transfers import Get, Got, Put
+from integration.client.view import ClientView
 from integration.client.wire import Status
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
-class Client:
+class Client(ClientView):
     """A client of one gateway, thread-safe. What calls answer while it is away: docs/client.md."""
 
     def __init__(self, config: ClientConfig) -> None:
@@ -68,25 +68,10 @@ class Client:
         self._thread.join()
 
     @property
-    def connected(self) -> bool:
-        """There is a session whose gateway answers."""
-        return self._engine.ready
-
-    @property
-    def shared_memory(self) -> bool:
-        """`alloc` leases shared memory in the present session."""
-        return self._engine.shared_memory
-
-    @property
-    def last_error(self) -> ClientError | None:
-        """The last thing that went wrong."""
-        return self._engine.last_error
-
-    @property
     def counters(self) -> dict[str, int]:
-        """Calls that met no gateway (`unavailable`), a deadline or a refusal; sessions made and lost."""
+        """As in ClientView; the receiving thread counts too."""
         with self._lock:
-            return dict(self._engine.counters)
+            return super().counters
 
     def wait_connected(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""
@@ -221,9 +206,7 @@ def connect(*, wait: float = 2.0, **settings: Any) -> Client:
     config = ClientConfig(**settings)
     client = Client(config)
     if not client.wait_connected(wait) and config.strict:
-        error = client.last_error or GatewayUnavailableError(
-            f"no answer from the gateway at {config.address}"
-        )
+        error = client._no_session(config)
         client.close()
         raise error
     return client

@@ -174,3 +174,35 @@ def test_cards_that_leave_the_plan_are_disconnected(cluster: Cluster) -> None:
     wait_until(
         lambda: {one.serial for one in cluster.dataplane.status().cards} == {"L0P1", "L1P0"}, "two cards"
     )
+
+
+@pytest.mark.parametrize("wanted", ["prefer", "require"])
+def test_a_card_that_demands_digests_is_used_where_the_settings_have_them(
+    tmp_path: Path, loopback_net: LoopbackNet, wanted: str
+) -> None:
+    with (
+        Card(tmp_path, loopback_net.host(11), extra=("--digests", "require")) as card,
+        Dataplane(
+            tmp_path / "dp", loopback_net, storage_backend="kv-nvme", nvme_tcp_digests=wanted
+        ) as dataplane,
+    ):
+        dataplane.apply([TestCard.of(card)])
+        with dataplane.client() as client:
+            assert client.wait_connected(10)
+            payload = os.urandom(3 * SIZE)
+            assert client.put([bytes(32)], [payload], 1) == [Status.OK]
+            buffer = bytearray(len(payload))
+            assert client.get([bytes(32)], [buffer], 1)[0].status == Status.OK
+            assert buffer == payload
+
+
+def test_a_card_that_demands_digests_says_so_where_they_are_off(
+    tmp_path: Path, loopback_net: LoopbackNet
+) -> None:
+    with (
+        Card(tmp_path, loopback_net.host(11), extra=("--digests", "require")) as card,
+        Dataplane(tmp_path / "dp", loopback_net, storage_backend="kv-nvme") as dataplane,
+    ):
+        dataplane.apply([TestCard.of(card)], wait_active=False)
+        wait_until(lambda: dataplane.status().cards[0].last_error, "the card's refusal is shown")
+        assert not dataplane.status().cards[0].active

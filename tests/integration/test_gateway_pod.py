@@ -123,7 +123,10 @@ def test_a_suspended_dataplane_is_not_taken_for_a_dead_one(pod: WholePod) -> Non
         pod.dataplane.running.suspend()
         pod.control.wait_status("xkv_gateway_dataplane_up", 0)
         assert ACTIVE not in pod.control.status()
+        pod.control.running.wait_event("Dataplane does not answer")
+        pod.control.wait_status("xkv_gateway_plan_in_sync", 0)
         pod.dataplane.running.resume()
+        pod.control.running.wait_event("Dataplane answers again")
         pod.control.wait_status(ACTIVE, 2)
         wait_until(lambda: pod.control.status().get("xkv_gateway_plan_in_sync") == 1, "in sync again")
         assert len(pod.control.running.events("Plan applied")) == applied

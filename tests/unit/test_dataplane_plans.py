@@ -10,7 +10,15 @@ import pytest
 
 from controlplane.gateway.messages import plan_to_message
 from dataplane.places import PlaceError, claim_socket, host_uuid
-from dataplane.plans import StalePlanError, change_between, check_order, check_plan, native_slots
+from dataplane.plans import (
+    MAX_SEQUENCE_STEP,
+    InvalidPlanError,
+    StalePlanError,
+    change_between,
+    check_order,
+    check_plan,
+    native_slots,
+)
 from tests.support.dataplane import TestCard, make_plan
 
 A, B, C = TestCard("A"), TestCard("B"), TestCard("C")
@@ -40,6 +48,17 @@ def test_plans_follow_one_another_by_sequence() -> None:
     for late, served in ((one, two), (plan_to_message(make_plan([B]), 2), two)):
         with pytest.raises(StalePlanError):
             check_order(late, served, allow_cluster_change=True)
+
+
+def test_no_sequence_number_bars_all_later_ones() -> None:
+    served = plan_to_message(make_plan([A]), 7)
+    check_order(plan_to_message(make_plan([B]), 7 + MAX_SEQUENCE_STEP), served, allow_cluster_change=False)
+    for before in (served, None):
+        far = plan_to_message(make_plan([B]), 8 + MAX_SEQUENCE_STEP)
+        with pytest.raises(InvalidPlanError, match="count on from GetPlan"):
+            check_order(far, before, allow_cluster_change=True)
+    with pytest.raises(InvalidPlanError, match="is more than 9223372036854775808"):
+        check_plan(plan_to_message(make_plan([A]), 2**64 - 1))
 
 
 def test_another_cluster_needs_permission_and_has_its_own_sequence() -> None:

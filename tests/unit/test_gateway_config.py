@@ -165,6 +165,9 @@ LINES = [
     ({"cluster_security": "none"}, "cluster_security: 'none' is not allowed; write 'insecure-loopback'"),
     ({"accept_cluster_uuid": "x"}, "accept_cluster_uuid: 'x' is not a cluster's uuid; copy it from"),
     ({"metrics": "9000"}, "metrics: '9000' can't be used: "),
+    ({"metrics": "localhost:9000"}, "metrics: 'localhost:9000' can't be used: "),
+    ({"metrics": "127.0.0.1:0"}, "metrics: '127.0.0.1:0' has port 0"),
+    ({"nvme_tcp_digests": "always"}, "nvme_tcp_digests: 'always' "),
     (
         {"cluster_hostname": None, "storage_devices": []},
         "storage_devices: [] has 0 entries; write at least 1",
@@ -348,6 +351,7 @@ MACHINE = [
         {"namespace_secrets": "/none/secrets.yaml"},
         "No such file or directory; write the file or remove namespace_secrets",
     ),
+    ({"metrics": "192.0.2.77:9000"}, "metrics: '192.0.2.77:9000' can't be listened on: "),
     ({"start_clean": 1, "shared_storage": False}, "start_clean: 1 is not supported by this build"),
     ({"bind_address": "192.0.2.77"}, "is not an address of this host"),
 ]

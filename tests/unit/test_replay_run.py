@@ -119,8 +119,42 @@ def test_lost_puts_are_told(gateway: ReferenceGateway, trace: Path, tmp_path: Pa
     gateway.faults.rewrite = lambda opcode, frame: (
         frame[:32] + b"\x02\0\0\0" * ((len(frame) - 32) // 4) if opcode == PUT else frame
     )
-    summary = _lines(_replay(trace, tmp_path))[-1]
+    done = _replay(trace, tmp_path)
+    summary = _lines(done)[-1]
     assert (summary["put_ok_blocks"], summary["measured_hit_ratio"]) == (0, 9 / 17)
+    assert done.returncode == 3
+    assert "none of 8 blocks was stored" in done.stderr
+
+
+def test_a_gateway_that_goes_away_fails_the_run_without_a_spin(trace: Path, tmp_path: Path) -> None:
+    with ReferenceGateway(tmp_path / "gateway.sock") as gateway:
+        command = [sys.executable, "-m", "bench.main", "replay", "--trace", str(trace), "--loop", "--json"]
+        command += ["--socket", str(tmp_path / "gateway.sock"), "--block-bytes", "4096"]
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=python_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            for line in child.stdout:
+                if json.loads(line).get("pass") == 2:
+                    gateway.close()
+                    break
+            first = next(row["began"] for row in map(json.loads, child.stdout) if row.get("errors"))
+            rows = []
+            for line in child.stdout:
+                rows.append(json.loads(line))
+                if rows[-1]["began"] > first + 1.0:
+                    child.terminate()
+                    break
+            assert len(rows) < 20, "a row waits for a session, so that a loop does not spin"
+            child.stdout.read()
+            assert child.wait(10) == 3
+            assert "calls failed" in child.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,8 @@ std::unique_ptr<card::CardSet> Engine::make_cards() {
   cards.host_uuid = config_.host_uuid;
   cards.io_timeout = config_.io_timeout;
   cards.io_timeout_strikes = config_.io_timeout_strikes;
+  cards.header_digest = config_.digests;
+  cards.data_digest = config_.digests;
   return card::make_nvme_card_set(std::move(reactors), std::move(cards));
 }
 

@@ -32,6 +32,7 @@ struct EngineConfig {
   std::vector<int> cores;  // one a worker; empty: not pinned
   std::chrono::milliseconds io_timeout{5000};
   std::uint32_t io_timeout_strikes{3};
+  card::DigestPolicy digests{card::DigestPolicy::off};  // of headers and data, kv-nvme
   Secrets secrets;
   std::string host_nqn;   // kv-nvme
   std::string host_uuid;  // kv-nvme

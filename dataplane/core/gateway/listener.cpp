@@ -134,18 +134,22 @@ void Listener::on_events(std::uint32_t /*events*/) noexcept {
   for (int i = 0; i < 64; ++i) {
     UniqueFd connection(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      if (transient(errno)) continue;
-      return pause();
+      const int error = errno;
+      if (error == EAGAIN || error == EWOULDBLOCK) return;
+      if (transient(error)) continue;
+      return pause(error);
     }
+    told_paused_ = false;
     prepare_connection(connection.get());
     accepted_(std::move(connection));
   }
 }
 
 // No descriptor or no memory: the connection stays in the backlog, and asking again at once would only spin.
-void Listener::pause() {
-  log_event(Level::warning, "accept_paused", {{"reason", reason(errno)}});
+void Listener::pause(int error) {
+  if (!std::exchange(told_paused_, true)) {
+    log_event(Level::warning, "accept_paused", {{"reason", reason(error)}});
+  }
   reactor_.modify(socket_.get(), 0);
   resume_ = reactor_.call_after(kPause, [this] { reactor_.modify(socket_.get(), EPOLLIN); });
 }

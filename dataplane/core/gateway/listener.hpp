@@ -33,12 +33,13 @@ class Listener final : private FdHandler {
 
  private:
   void on_events(std::uint32_t events) noexcept override;
-  void pause();
+  void pause(int error);
 
   Reactor& reactor_;
   UniqueFd socket_;
   Accepted accepted_;
   TimerId resume_{0};
+  bool told_paused_{false};  // one line for each time that descriptors ran out, not one for each attempt
 };
 
 }  // namespace akv::gateway

@@ -46,6 +46,13 @@ gateway::Secrets to_secrets(const nb::dict& names) {
   return secrets;
 }
 
+card::DigestPolicy to_digest_policy(const std::string& name) {
+  if (name == "none") return card::DigestPolicy::off;
+  if (name == "prefer") return card::DigestPolicy::prefer;
+  if (name == "require") return card::DigestPolicy::require;
+  throw std::invalid_argument("digests " + name + " is not none, prefer or require");
+}
+
 gateway::SlotPlan to_slot(Slot&& from) {
   auto& [slot, routable, serial, nqn, uuid, paths] = from;
   gateway::SlotPlan to{
@@ -61,8 +68,8 @@ gateway::SlotPlan to_slot(Slot&& from) {
 void make_engine(Engine* self, const std::string& backend, const std::string& bind_address,
                  std::uint16_t port, const std::string& client_socket, std::uint64_t shared_memory_size,
                  const std::vector<int>& cores, std::size_t workers, std::uint32_t io_timeout_ms,
-                 std::uint32_t io_timeout_strikes, const nb::dict& secrets, const std::string& host_nqn,
-                 const std::string& host_uuid, bool busy_poll) {
+                 std::uint32_t io_timeout_strikes, const std::string& digests, const nb::dict& secrets,
+                 const std::string& host_nqn, const std::string& host_uuid, bool busy_poll) {
   EngineConfig config;
   config.backend = backend;
   config.bind_address = bind_address;
@@ -73,6 +80,7 @@ void make_engine(Engine* self, const std::string& backend, const std::string& bi
   config.cores = cores;
   config.io_timeout = std::chrono::milliseconds(io_timeout_ms);
   config.io_timeout_strikes = io_timeout_strikes;
+  config.digests = to_digest_policy(digests);
   config.secrets = to_secrets(secrets);
   config.host_nqn = host_nqn;
   config.host_uuid = host_uuid;
@@ -165,7 +173,7 @@ void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def("__init__", &make_engine, nb::kw_only(), "backend"_a, "bind_address"_a, "port"_a,
            "client_socket"_a, "shared_memory_size"_a, "cores"_a, "workers"_a, "io_timeout_ms"_a,
-           "io_timeout_strikes"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
+           "io_timeout_strikes"_a, "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
       .def("start", &Engine::start, nb::call_guard<nb::gil_scoped_release>())
       .def("apply_plan", &apply_plan, nb::kw_only(), "cluster_uuid"_a, "sequence"_a, "num_dbs"_a,
            "fingerprint"_a, "slots"_a)
