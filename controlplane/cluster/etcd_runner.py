@@ -1,30 +1,30 @@
-"""Runs the host's etcd member behind one interface: here as a child process, later also as a container."""
+"""What runs the host's etcd member: one interface, for a child process or a container."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
+import json
 import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from controlplane.base.logging import get_logger
 
-QUOTA_BYTES = 1 << 30
+LOG_FILE, OUTPUT_FILE = "etcd.log", "etcd.out"
+# etcd's own default keeps every rotated file for ever.
+LOG_MEGABYTES, LOG_BACKUPS = 16, 4
 STOP_SECONDS = 3.0
-_GUARD = Path(__file__).with_name("child_guard.py")
-_TAIL_BYTES = 2000
 
 log = get_logger("etcd-runner")
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdStart:
-    """One start of the host's member. etcd reads `initial_cluster`, `state` and `token` only without data."""
+    """One start of the host's member. etcd reads `initial_cluster`, `state` and `token` only without data.
+
+    `flags` are added to the command line, or replace what stands there: where TLS comes in.
+    """
 
     name: str
     client_url: str
@@ -34,11 +34,13 @@ class EtcdStart:
     initial_cluster: str
     state: Literal["new", "existing"]
     token: str
+    quota_bytes: int = 1 << 30
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdExit:
-    """How the member ended: exit code (negative: the signal) and the end of what it printed."""
+    """How the member ended: exit code (negative: the signal) and, in words without times, why."""
 
     code: int
     last_words: str
@@ -52,13 +54,17 @@ class EtcdRunner(Protocol):
         """Whether the member was started and has not ended."""
 
     async def start(self, start: EtcdStart) -> None:
-        """Start the member; OSError when the program can't be run. Only when none runs."""
+        """Start the member; only when none runs. Raises OSError, EtcdBinaryError or EtcdRunnerError."""
 
     async def wait(self) -> EtcdExit:
         """Wait for the member's end."""
 
     async def stop(self) -> None:
         """End the member and wait for it: asked first, killed after STOP_SECONDS. No-op when none runs."""
+
+
+class EtcdRunnerError(RuntimeError):
+    """The member can't be run in the chosen way; the message says why and what to do."""
 
 
 def etcd_arguments(start: EtcdStart) -> list[str]:
@@ -75,85 +81,29 @@ def etcd_arguments(start: EtcdStart) -> list[str]:
         "initial-cluster-token": start.token,
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "1h",
-        "quota-backend-bytes": str(QUOTA_BYTES),
-        "log-outputs": str(start.log_dir / "etcd.log"),
+        "quota-backend-bytes": str(start.quota_bytes),
+        "log-outputs": str(start.log_dir / LOG_FILE),
         "enable-log-rotation": "true",
+        "log-rotation-config-json": _rotation(),
+        **start.flags,
     }
     return [f"--{flag}={value}" for flag, value in flags.items()]
 
 
-class ChildEtcd:
-    """The member as a child process that can't outlive this one.
-
-    `program` finds the etcd server; it may block (a first start may unpack one), so it runs in a thread.
-    """
-
-    def __init__(self, program: Callable[[], Path]) -> None:
-        self._program = program
-        self._process: asyncio.subprocess.Process | None = None
-        self._output = Path(os.devnull)
-
-    @property
-    def running(self) -> bool:
-        """Whether the child was started and has not ended."""
-        return self._process is not None and self._process.returncode is None
-
-    async def start(self, start: EtcdStart) -> None:
-        """Start etcd; the data directory is the owner's alone."""
-        program = await asyncio.to_thread(self._program)
-        start.log_dir.mkdir(parents=True, exist_ok=True)
-        start.data_dir.mkdir(parents=True, exist_ok=True)
-        start.data_dir.chmod(0o700)
-        self._output = start.log_dir / "etcd.out"  # what it prints before its log is open, and panics
-        guard = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid())]
-        descriptor = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *guard,
-                str(program),
-                *etcd_arguments(start),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
-            )
-        finally:
-            os.close(descriptor)
-        log.info("etcd started", etcd_pid=self._process.pid, state=start.state, data_dir=str(start.data_dir))
-
-    async def wait(self) -> EtcdExit:
-        """Wait for the child's end and reap it."""
-        assert self._process is not None
-        code = await self._process.wait()
-        return EtcdExit(code, _tail(self._output))
-
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after STOP_SECONDS."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            log.warning("etcd killed", reason=f"it did not stop within {STOP_SECONDS:g} s")
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+def _rotation() -> str:
+    bounds = {"maxsize": LOG_MEGABYTES, "maxage": 0, "maxbackups": LOG_BACKUPS, "compress": False}
+    return json.dumps({**bounds, "localtime": False}, separators=(",", ":"))
 
 
-def _tail(path: Path) -> str:
-    try:
-        data = path.read_bytes()[-_TAIL_BYTES:]
-    except OSError:
-        return ""
-    lines = data.decode("utf-8", "replace").strip().splitlines()
-    return " | ".join(lines[:1] + lines[1:][-3:])
+def prepare_directories(start: EtcdStart) -> None:
+    """Make the directories; the data directory is the owner's alone. Raises OSError."""
+    start.log_dir.mkdir(parents=True, exist_ok=True)
+    start.data_dir.mkdir(parents=True, exist_ok=True)
+    start.data_dir.chmod(0o700)
 
 
 def set_data_aside(data_dir: Path) -> None:
-    """Make room for a clean start; one generation of old data stays as `member.previous`."""
+    """Make room for a clean start; one generation of old data stays as `member.previous`. Raises OSError."""
     present, previous = data_dir / "member", data_dir / "member.previous"
     if present.exists():
         shutil.rmtree(previous, ignore_errors=True)

@@ -13,7 +13,8 @@ from controlplane.cluster.api import ClusterServer
 from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.etcd_binary import find_etcd
-from controlplane.cluster.etcd_runner import ChildEtcd, EtcdRunner
+from controlplane.cluster.etcd_child import ChildEtcd
+from controlplane.cluster.etcd_runner import EtcdRunner
 from controlplane.cluster.hosts_admin import HostsAdmin
 from controlplane.cluster.keeper import Keeper
 from controlplane.cluster.leader import Leader

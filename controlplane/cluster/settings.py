@@ -40,6 +40,8 @@ class ClusterSettings:
     log_dir: Path
     state_dir: Path
     etcd_binary: Path | None
+    etcd_quota_bytes: int
+    learner_seconds: float
     card_cli: tuple[str, ...]
     cycle_seconds: float
     exporter_port: int
@@ -210,6 +212,8 @@ _KEYS = {
     "AWC_LOG_DIR": _Key("log_dir", _directory, "/var/log/adp"),
     "AWC_STATE_DIR": _Key("state_dir", _directory, ""),
     "AWC_ETCD_BINARY": _Key("etcd_binary", _optional_path, ""),
+    "AWC_ETCD_QUOTA_BYTES": _Key("etcd_quota_bytes", _number(int, 1 << 20, 8 << 30), str(1 << 30)),
+    "AWC_LEARNER_SECONDS": _Key("learner_seconds", _number(float, 1, 86400), "120"),
     "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),
     "AWC_CYCLE_SECONDS": _Key("cycle_seconds", _number(float, 0.1, 3600), "6"),
     "AWC_EXPORTER_PORT": _Key("exporter_port", _PORT, "7891"),

@@ -148,6 +148,7 @@ class MemberSupervisor:
             initial_cluster=membership.initial_cluster,
             state="new" if membership.phase == "creating" else "existing",
             token=membership.cluster_uuid,
+            quota_bytes=settings.etcd_quota_bytes,
         )
 
     async def _attend(self, cluster_uuid: str) -> EtcdExit | None:

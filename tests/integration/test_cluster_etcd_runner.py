@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster.etcd_binary import find_etcd
-from controlplane.cluster.etcd_runner import ChildEtcd, EtcdStart, set_data_aside
+from controlplane.cluster.etcd_child import ChildEtcd
+from controlplane.cluster.etcd_runner import EtcdStart, set_data_aside
 from controlplane.cluster.etcd_wal import data_ids, has_data
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdMember
@@ -73,7 +74,8 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, loopback_net: Loopbac
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from controlplane.cluster.etcd_runner import ChildEtcd, EtcdStart
+from controlplane.cluster.etcd_child import ChildEtcd
+from controlplane.cluster.etcd_runner import EtcdStart
 async def main():
     program, name, client, peer, data, log = sys.argv[1:]
     runner = ChildEtcd(lambda: Path(program))

@@ -1,0 +1,116 @@
+"""Why etcd ended: words without times out of its log, and which kind of fault they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controlplane.cluster.etcd_ends import EndKind, judge_end, last_words, log_size
+from controlplane.cluster.etcd_runner import EtcdExit, EtcdStart, etcd_arguments
+
+PLENTY = 1 << 40
+
+
+def entry(level: str, message: str, error: str = "", time: str = "12:00") -> str:
+    return (
+        json.dumps({"level": level, "ts": time, "msg": message, "error": error, "stacktrace": "0x1"}) + "\n"
+    )
+
+
+def words(tmp_path: Path, log: str, output: str = "", since: int = 0) -> str:
+    (tmp_path / "etcd.log").write_text(log)
+    (tmp_path / "etcd.out").write_text(output)
+    return last_words(tmp_path / "etcd.log", since, tmp_path / "etcd.out")
+
+
+def test_the_last_fatal_entry_is_told_without_times(tmp_path: Path) -> None:
+    log = (
+        entry("fatal", "old", "x")
+        + entry("warn", "slow")
+        + entry("fatal", "discovery failed", "walpb: crc mismatch")
+    )
+    assert words(tmp_path, log) == "discovery failed: walpb: crc mismatch"
+    assert words(tmp_path, log.replace("12:00", "13:00")) == "discovery failed: walpb: crc mismatch"
+
+
+def test_what_was_written_before_this_start_is_not_told(tmp_path: Path) -> None:
+    before = entry("fatal", "old")
+    (tmp_path / "etcd.log").write_text(before)
+    since = log_size(tmp_path / "etcd.log")
+    assert words(tmp_path, before, since=since) == ""
+    assert words(tmp_path, before + entry("fatal", "new"), since=since) == "new"
+    assert words(tmp_path, entry("fatal", "n"), since=since) == "n", "a rotated log is shorter"
+
+
+def test_a_panic_is_told_by_its_own_line_with_addresses_blanked(tmp_path: Path) -> None:
+    output = "panic: cannot use 0x1314951689c8 as id\n\ngoroutine 1 [running]:\nraft.newRaft(0x131)\n"
+    assert words(tmp_path, "", output) == "panic: cannot use 0x… as id"
+    assert words(tmp_path, "", "flag provided but not defined: -x\n") == "flag provided but not defined: -x"
+    assert words(tmp_path, "not json\n", "") == ""
+
+
+def test_no_files_tell_nothing(tmp_path: Path) -> None:
+    assert last_words(tmp_path / "no", 7, tmp_path / "none") == ""
+    assert log_size(tmp_path / "no") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "free", "kind"),
+    [
+        (
+            1,
+            "failed to commit tx: write /d/member/snap/db: no space left on device",
+            PLENTY,
+            EndKind.DISK_FULL,
+        ),
+        (2, "panic: something", 1000, EndKind.DISK_FULL),
+        (1, "discovery failed: walpb: crc mismatch", PLENTY, EndKind.BAD_DATA),
+        (
+            2,
+            "tocommit(7) is out of range [lastIndex(3)]. Was the raft log corrupted?",
+            PLENTY,
+            EndKind.BAD_DATA,
+        ),
+        (2, "", PLENTY, EndKind.BAD_DATA),
+        (
+            1,
+            "discovery failed: listen tcp 127.0.0.1:2380: bind: address already in use",
+            PLENTY,
+            EndKind.OTHER,
+        ),
+        (-9, "", 0, EndKind.OTHER),
+        (0, "", 0, EndKind.OTHER),
+    ],
+)
+def test_an_end_is_sorted(code: int, said: str, free: int, kind: EndKind) -> None:
+    assert judge_end(EtcdExit(code, said), free) is kind
+
+
+def test_the_command_line_bounds_the_log_and_lets_flags_be_added(tmp_path: Path) -> None:
+    start = EtcdStart(
+        "h1",
+        "http://127.0.0.1:2379",
+        "http://127.0.0.1:2380",
+        tmp_path,
+        tmp_path,
+        "h1=x",
+        "new",
+        "t",
+        quota_bytes=1 << 21,
+        flags={"client-cert-auth": "true", "listen-client-urls": "https://127.0.0.1:2379"},
+    )
+    arguments = etcd_arguments(start)
+    assert f"--quota-backend-bytes={1 << 21}" in arguments
+    assert "--client-cert-auth=true" in arguments
+    assert "--listen-client-urls=https://127.0.0.1:2379" in arguments
+    (rotation,) = [a.partition("=")[2] for a in arguments if a.startswith("--log-rotation-config-json=")]
+    assert json.loads(rotation) == {
+        "maxsize": 16,
+        "maxage": 0,
+        "maxbackups": 4,
+        "compress": False,
+        "localtime": False,
+    }
+    assert len({argument.partition("=")[0] for argument in arguments}) == len(arguments)
