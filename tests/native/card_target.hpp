@@ -157,6 +157,7 @@ class CardTarget {
         id.mdts = 0;
         return send_structure(peer, sqe.cid, id);
       }
+      case nvme::Cns::active_namespaces:
       case nvme::Cns::active_namespaces_command_set: {
         nvme::NamespaceList list;
         if (now.kv_namespace) list.nsid[0] = 3;

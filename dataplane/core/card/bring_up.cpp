@@ -1,11 +1,11 @@
 #include "card/bring_up.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "card/uuid.hpp"
+#include "nvme/descriptors.hpp"
 #include "nvme/kv.hpp"
 #include "nvme/registers.hpp"
 #include "nvme/status.hpp"
@@ -17,29 +17,6 @@ using nvme::Cns;
 
 nvme::Sqe identify(Cns cns, std::uint32_t nsid, std::uint8_t csi) {
   return nvme::make_identify(static_cast<std::uint8_t>(cns), nsid, csi);
-}
-
-// CSI and UUID from a list of namespace descriptors.
-struct Descriptors {
-  std::optional<std::uint8_t> csi;
-  std::optional<nvme::Uuid> uuid;
-};
-
-Descriptors parse_descriptors(std::span<const std::byte> list) {
-  Descriptors found;
-  while (list.size() >= nvme::kDescriptorHeaderBytes) {
-    const auto type = static_cast<nvme::IdentifierType>(list[0]);
-    const auto length = std::to_integer<std::size_t>(list[1]);
-    list = list.subspan(nvme::kDescriptorHeaderBytes);
-    if (length == 0 || length > list.size()) break;
-    if (type == nvme::IdentifierType::csi) found.csi = std::to_integer<std::uint8_t>(list[0]);
-    if (type == nvme::IdentifierType::uuid && length == sizeof(nvme::Uuid)) {
-      found.uuid.emplace();
-      std::memcpy(found.uuid->data(), list.data(), length);
-    }
-    list = list.subspan(length);
-  }
-  return found;
 }
 
 }  // namespace
@@ -232,7 +209,7 @@ BringUp::Next BringUp::try_next_namespace() {
 }
 
 BringUp::Next BringUp::on_descriptors() {
-  const Descriptors found = parse_descriptors(buffer_);
+  const auto found = nvme::parse_descriptors(buffer_);
   if (found.csi != nvme::kCsiKeyValue) return try_next_namespace();
   if (identity_.namespace_uuid && found.uuid != identity_.namespace_uuid) {
     if (found.uuid && seen_uuids_.size() < 256) seen_uuids_ += " " + format_uuid(*found.uuid);

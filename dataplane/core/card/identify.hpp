@@ -1,0 +1,102 @@
+// Asks one NVMe-oF subsystem who it is: one admin connection that is closed again.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fabric/address.hpp"
+#include "fabric/queue_pair.hpp"
+#include "nvme/connect.hpp"
+#include "nvme/descriptors.hpp"
+#include "nvme/identify.hpp"
+
+namespace akv::card {
+
+struct NamespaceFacts {
+  std::uint32_t nsid{0};
+  nvme::NamespaceIdentifiers identifiers;
+};
+
+// What a subsystem says of itself. Texts are printable ASCII: other bytes became '?'.
+struct SubsystemFacts {
+  std::string serial;
+  std::string model;
+  std::string firmware;
+  std::string nqn;
+  bool many_controllers{false};  // CMIC bit 1
+  std::vector<NamespaceFacts> namespaces;
+};
+
+struct IdentifyTarget {
+  fabric::TcpAddress address;
+  std::string subsystem_nqn;
+  std::string host_nqn;
+  nvme::Uuid host_id{};
+};
+
+// Nobody answered in time, or the connection was lost.
+struct Unreachable : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Somebody answered, and refused or broke the protocol.
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The questions, one command at a time, as a state machine without I/O.
+class IdentifyWalk {
+ public:
+  enum class Next : std::uint8_t { send, wait_and_send, done, failed };
+
+  explicit IdentifyWalk(const IdentifyTarget& target) : target_(target) {}
+  IdentifyWalk(const IdentifyWalk&) = delete;
+  IdentifyWalk& operator=(const IdentifyWalk&) = delete;
+
+  // The command to send now. Its buffer is this object's.
+  [[nodiscard]] fabric::Command command();
+  // Judges the answer to it. wait_and_send: the controller is not ready yet, ask again a little later.
+  [[nodiscard]] Next on_response(const fabric::Response& response);
+
+  [[nodiscard]] const SubsystemFacts& facts() const noexcept { return facts_; }
+  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }  // after failed
+
+ private:
+  enum class Step : std::uint8_t {
+    connect,
+    capabilities,
+    enable,
+    ready,
+    controller,
+    namespaces,
+    descriptors
+  };
+
+  [[nodiscard]] bool answers_with_data() const noexcept { return step_ >= Step::controller; }
+  Next on_controller();
+  Next on_namespaces();
+  Next on_descriptors();
+  Next next_descriptors();
+  Next fail(std::string reason);
+  Next go(Step step) noexcept;
+
+  const IdentifyTarget target_;
+  Step step_{Step::connect};
+  bool all_command_sets_{false};
+  std::size_t index_{0};  // of the namespace that is asked for
+  SubsystemFacts facts_;
+  std::string reason_;
+  std::array<iovec, 1> vector_{};
+  alignas(64) std::array<std::byte, nvme::kIdentifyBytes> buffer_{};
+};
+
+// Blocks for at most `deadline`. Throws Unreachable or Refused.
+[[nodiscard]] SubsystemFacts identify_subsystem(const IdentifyTarget& target,
+                                                std::chrono::milliseconds deadline);
+
+}  // namespace akv::card
