@@ -6,9 +6,8 @@ the host that refused in the trailing metadata `awide-host`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc
@@ -16,13 +15,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from controlplane.base.logging import get_logger
-from controlplane.cluster.errors import ClusterError
+from controlplane.cluster.rpc import Handlers
 
 READ_SECONDS = 5.0
 JOIN_SECONDS = 5.0
 CHANGE_SECONDS = 300.0
 STOP_GRACE_SECONDS = 1.0
-HOST_METADATA = "awide-host"
 SERVICE = "akv.v1.ClusterService"
 
 # What a stranger can cost: small messages, few streams and calls, silent connections closed.
@@ -39,7 +37,9 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 _MAX_CALLS = 256
 
-T = TypeVar("T")
+# Adds one more service to the server and returns its full name.
+Registration = Callable[[grpc.aio.Server], str]
+
 log = get_logger("cluster-api")
 
 
@@ -71,7 +71,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     """gRPC handlers of one host."""
 
     def __init__(self, host: str, operations: Operations) -> None:
-        self._host = host
+        self._run = Handlers(host).run
         self._operations = operations
 
     async def GetMembers(self, request: Any, context: Any) -> cluster_pb2.GetMembersResponse:
@@ -109,30 +109,20 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             lambda left: self._operations.remove_node(request.host, request.forget_cards, left),
         )
 
-    async def _run(self, context: Any, seconds: float, work: Callable[[float], Awaitable[T]]) -> T:
-        left = context.time_remaining()
-        limit = seconds if left is None else min(seconds, left)
-        try:
-            async with asyncio.timeout(limit):
-                return await work(limit)
-        except ClusterError as error:
-            code, sentence = error.code, str(error)
-        except TimeoutError:
-            code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, f"not done within {limit:.1f} s; ask again"
-        await context.abort(code, sentence, ((HOST_METADATA, self._host),))
-        raise AssertionError("abort always raises")
-
 
 class ClusterServer:
-    """Serves the API of one host on one address."""
+    """Serves the API of one host, and the services that `others` add, on one address."""
 
-    def __init__(self, endpoint: str, host: str, operations: Operations) -> None:
+    def __init__(
+        self, endpoint: str, host: str, operations: Operations, others: Sequence[Registration] = ()
+    ) -> None:
         self._endpoint = endpoint
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         self._health = health.aio.HealthServicer()
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(host, operations), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._names = (SERVICE, *(register(self._server) for register in others))
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> None:
@@ -144,8 +134,8 @@ class ClusterServer:
         if port == 0:
             raise OSError(f"{self._endpoint} can't be bound")
         await self._server.start()
-        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        for name in (*self._names, ""):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         log.info("cluster API serves", listen=self._endpoint)
 
     async def stop(self) -> None:

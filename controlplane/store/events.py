@@ -32,9 +32,7 @@ async def append_events(client: EtcdClient, host: str, notes: Sequence[Note]) ->
     for _ in range(_TRIES):
         kept = await read_events(client)
         first = kept[-1].number + 1 if kept else 1
-        operations = [
-            kv.put(_key(first + offset), _encode(host, note)) for offset, note in enumerate(notes)
-        ]
+        operations = [kv.put(_key(first + offset), _encode(host, note)) for offset, note in enumerate(notes)]
         last = first + len(notes) - 1
         operations += [kv.delete(_key(event.number)) for event in kept if event.number <= last - EVENTS_KEPT]
         try:
