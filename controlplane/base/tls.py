@@ -1,0 +1,84 @@
+"""TLS for gRPC: both sides show certificates of the cluster's CA, and who the other side is.
+
+Clients ask a host's certificate for HOST_DNS_NAME and not for the address that they called: they want a host
+of the cluster, under whatever address or alias it was named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import grpc
+
+from controlplane.base.credentials import CredentialFiles, Credentials, CredentialsError
+from controlplane.base.logging import get_logger
+from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role, identity_of
+
+# For every channel with `channel_credentials`.
+TLS_OPTIONS: tuple[tuple[str, str], ...] = (("grpc.ssl_target_name_override", HOST_DNS_NAME),)
+# Who calls over the administration socket: the operating system let nobody but root open it.
+LOCAL_ADMIN = Identity(Role.ADMIN, "local")
+
+log = get_logger("tls")
+
+
+class ServerContext(Protocol):
+    """The part of grpc.aio.ServicerContext that tells who calls."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """gRPC's properties of the connection."""
+
+
+class NoPeerError(Exception):
+    """The caller has shown no certificate that says who it is; the message is for the caller."""
+
+
+def channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
+    """What a client shows and whom it trusts. Use it with TLS_OPTIONS."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=credentials.ca_pem,
+        private_key=credentials.key_pem,
+        certificate_chain=credentials.certificate_pem,
+    )
+
+
+def server_credentials(files: CredentialFiles) -> grpc.ServerCredentials:
+    """A server's, which wants a certificate of the same CA from every client. Raises CredentialsError.
+
+    Files that were replaced count for the next connection; while they can't be used, those before do.
+    """
+    current = _server_configuration(files.load())
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        nonlocal current
+        try:
+            current = _server_configuration(files.load())
+        except CredentialsError as error:
+            log.warning("certificate not renewed", reason=str(error))
+        return current
+
+    return grpc.dynamic_ssl_server_credentials(current, fetch, require_client_authentication=True)
+
+
+def _server_configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    pair = (credentials.key_pem, credentials.certificate_pem)
+    return grpc.ssl_server_certificate_configuration([pair], credentials.ca_pem)
+
+
+def peer_identity(context: ServerContext) -> Identity:
+    """The verified identity of a caller. Raises NoPeerError."""
+    properties = context.auth_context()
+    kind = b"".join(properties.get("transport_security_type", ()))
+    if kind == b"local":
+        return LOCAL_ADMIN
+    chain = properties.get("x509_pem_cert", ())
+    if kind != b"ssl" or len(chain) != 1:
+        raise NoPeerError(
+            "this host takes calls over TLS with a certificate only: name --ca, --cert and --key, from "
+            "clustercli pki issue"
+        )
+    try:
+        return identity_of(bytes(chain[0]))
+    except PkiError as error:
+        raise NoPeerError(f"the certificate that was shown can't be used: {error}") from error
