@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,16 +16,22 @@ from typing import Annotated
 
 import typer
 import uvloop
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 
-from controlplane.base.addresses import AddressError, HostPort, is_loopback, parse_host_port
 from controlplane.base.card_cli import CardCli, CardCliError, ListedCard
 from controlplane.base.logging import configure_logging, get_logger
-from controlplane.base.version import program_version
+from controlplane.exporters.serving import (
+    InsecureOption,
+    listen_address,
+    no_background,
+    run_exporter,
+    serve_until_signal,
+    version_option,
+)
 
+PROGRAM = "akv-card-exporter"
 DEFAULT_PORT = 7891
 
 log = get_logger("card-exporter")
@@ -98,7 +103,7 @@ class CardCollector:
 
 
 class CardExporter:
-    """The HTTP side: GET /metrics."""
+    """Renders one reading for each scrape."""
 
     def __init__(self, reader: CardReader) -> None:
         self._reader = reader
@@ -106,58 +111,11 @@ class CardExporter:
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
 
-    def application(self) -> web.Application:
-        """Return the aiohttp application."""
-        application = web.Application(client_max_size=1024)
-        application.router.add_get("/metrics", self._metrics)
-        return application
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def render(self) -> bytes:
+        """Return the exposition of a reading that is fresh enough."""
         self._collector.reading = await self._reader.read()
         self._collector.failures = self._reader.failures
-        return web.Response(
-            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
-
-
-async def serve(listen: HostPort, reader: CardReader, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. OSError when the address can't be bound."""
-    runner = web.AppRunner(CardExporter(reader).application(), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, listen.host, listen.port).start()
-        port = runner.addresses[0][1]
-        log.info("ready", listen=str(HostPort(listen.host, port)), port=port)
-        await stop.wait()
-    finally:
-        await runner.cleanup()
-
-
-async def _run(listen: HostPort, reader: CardReader) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await serve(listen, reader, stop)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(program_version("akv-card-exporter"))
-        raise typer.Exit
-
-
-def _listen(text: str, insecure: bool) -> HostPort:
-    try:
-        listen = parse_host_port(text, DEFAULT_PORT)
-    except AddressError as error:
-        raise typer.BadParameter(str(error), param_hint="--listen") from None
-    if not insecure and not is_loopback(listen.host):
-        raise typer.BadParameter(
-            f"{listen.host} is not a loopback address and metrics are not encrypted: add --insecure",
-            param_hint="--listen",
-        )
-    return listen
+        return generate_latest(self._registry)
 
 
 def _command_words(text: str) -> list[str]:
@@ -177,19 +135,15 @@ def command(
     card_cli: Annotated[str, typer.Option(help="Command that lists the cards.")] = "akv-softcard list --json",
     timeout: Annotated[float, typer.Option(help="Deadline of one card CLI call, seconds.", min=0.1)] = 5.0,
     max_age: Annotated[float, typer.Option(help="Scrapes share an answer this old, seconds.", min=0)] = 1.0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback --listen.")] = False,
-    _show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    insecure: InsecureOption = False,
+    _version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     """Serve the state of this host's cards to Prometheus."""
     words = _command_words(card_cli)
-    configure_logging("akv-card-exporter")
-    address = _listen(listen, insecure)
-    try:
-        uvloop.run(_run(address, CardReader(CardCli(words, timeout), max_age)))
-    except OSError as error:
-        raise typer.BadParameter(f"{address} can't be served: {error}", param_hint="--listen") from None
+    configure_logging(PROGRAM)
+    address = listen_address(listen, DEFAULT_PORT, insecure)
+    exporter = CardExporter(CardReader(CardCli(words, timeout), max_age))
+    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, exporter.render, no_background)))
 
 
 def main() -> None:
