@@ -58,6 +58,7 @@ def _replay(options: argparse.Namespace) -> int:
         affinity_blocks=options.affinity_blocks,
         slots=options.slots,
         json_lines=options.json,
+        rate=options.rate,
     )
     summary = Run(settings, _client_config(options)).execute()
     return _exit_code(summary)
@@ -183,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--json", action="store_true", help="one JSON line for each request, then one summary"
     )
+    replay.add_argument("--rate", type=_rate, help="requests a second at most; default: as fast as it goes")
     replay.add_argument(
         "--timeout", type=float, default=6.0, help="deadline of a call in seconds (%(default)s)"
     )
@@ -253,6 +255,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0.001 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0.001 to 1000000 requests a second")
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,10 @@ _AWAY_S = 0.2
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What to replay. Rows `start` to `start + requests` of `trace`; `loop` until a signal."""
+    """What to replay. Rows `start` to `start + requests` of `trace`; `loop` until a signal.
+
+    At most `rate` requests a second (None: as fast as it goes).
+    """
 
     trace: Path
     requests: int
@@ -38,6 +42,7 @@ class ReplaySettings:
     affinity_blocks: int | None
     slots: tuple[int, ...]
     json_lines: bool
+    rate: float | None = None
 
 
 class Run:
@@ -48,8 +53,9 @@ class Run:
         self._config = config
         self._cards = UnlimitedCards(settings.slots)
         self._summary = Summary(settings.block_bytes)
-        self._stopped = False
+        self._stopping = threading.Event()
         self._shown = time.monotonic()
+        self._next = self._shown
 
     def execute(self) -> dict[str, Any]:
         """Replay; the summary's record. Raises TraceError, OSError, GatewayUnavailableError."""
@@ -60,7 +66,7 @@ class Run:
             replayer = Replayer(client, self._settings.block_bytes)
             replayer.prepare()
             self._emit({"event": "started", "shared_memory": client.shared_memory})
-            while not self._stopped:
+            while not self._stopping.is_set():
                 self._summary.passes += self._pass(replayer)
                 if not self._settings.loop:
                     break
@@ -79,7 +85,7 @@ class Run:
         )
         index = -1
         for index, row in enumerate(rows):
-            if self._stopped:
+            if self._wait_turn():
                 return False
             replayer.wait_for_gateway(_AWAY_S)
             request = request_of(row, settings.block_tokens, settings.affinity_blocks)
@@ -87,6 +93,14 @@ class Run:
         if index < 0:
             raise ValueError(f"{settings.trace} has no rows from {settings.start} on")
         return True
+
+    def _wait_turn(self) -> bool:
+        """Wait until the next request may begin; True when a signal ends the run. Lost time stays lost."""
+        now = time.monotonic()
+        wait = 0.0 if self._settings.rate is None else max(0.0, self._next - now)
+        if self._settings.rate is not None:
+            self._next = now + wait + 1 / self._settings.rate
+        return self._stopping.wait(wait)
 
     def _one(self, replayer: Replayer, request: Request, number: int, index: int) -> None:
         expected, slot = self._cards.serve(request), self._cards.slot(request.dialog)
@@ -111,7 +125,7 @@ class Run:
             print(json.dumps(record), flush=True)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True
+        self._stopping.set()
 
 
 def _line(

@@ -52,6 +52,10 @@ class ClusterHost:
     service: Program | None = field(default=None, repr=False)
     exporter: Program | None = field(default=None, repr=False)
 
+    def place(self, command: list[str]) -> list[str]:
+        """The command line that runs `command` on this host."""
+        return command
+
     @property
     def api(self) -> str:
         return f"{self.address}:{API_PORT}"
@@ -108,14 +112,15 @@ class ClusterHost:
     def start(self) -> None:
         """Start the service and wait until it is ready."""
         arguments = ("--config-dir", str(self.directory / "config"))
-        self.service = Program(python_module("controlplane.apps.awide_cluster", *arguments), name=self.name)
+        command = self.place(python_module("controlplane.apps.awide_cluster", *arguments))
+        self.service = Program(command, name=self.name)
         self.service.wait_event("ready", 30.0)
 
     def start_exporter(self) -> None:
         """Start the card exporter and wait until it is ready."""
         listen = f"{self.address}:{EXPORTER_PORT}"
         arguments = ("--listen", listen, "--card-cli", str(self.directory / "cards"), "--max-age", "0.1")
-        self.exporter = Program(python_module("controlplane.exporters.card", *arguments))
+        self.exporter = Program(self.place(python_module("controlplane.exporters.card", *arguments)))
         self.exporter.wait_event("ready", 30.0)
 
     def etcd_pid(self) -> int:

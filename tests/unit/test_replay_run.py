@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -201,3 +202,18 @@ def test_the_other_commands(gateway: ReferenceGateway, trace: Path, tmp_path: Pa
     assert Path(located["path"]).is_file()
     assert _bench("--version").stdout.startswith("akv-bench ")
     assert "replay" in _bench("--help").stdout
+
+
+def test_a_rate_spreads_the_requests(gateway: ReferenceGateway, trace: Path, tmp_path: Path) -> None:
+    requests = [
+        line for line in _lines(_replay(trace, tmp_path, "--rate", "20")) if line["event"] == "request"
+    ]
+    starts = [request["began"] for request in requests]
+    assert all(late - early >= 0.049 for early, late in itertools.pairwise(starts))
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "fast"])
+def test_a_rate_that_is_none_is_refused(trace: Path, tmp_path: Path, rate: str) -> None:
+    refused = _replay(trace, tmp_path, "--rate", rate)
+    assert refused.returncode == 2
+    assert "--rate" in refused.stderr

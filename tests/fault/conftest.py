@@ -1,0 +1,23 @@
+"""Fixtures of the fault tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.scene.scene import Scene, three_hosts
+
+
+@pytest.fixture(scope="module")
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Three storage hosts and two gateways for a module; use `scene`, in which all is well."""
+    with three_hosts(tmp_path_factory.mktemp("scene")) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared_scene: Scene) -> Scene:
+    """All is well at the start of each test, also after one that failed half-way."""
+    shared_scene.heal()
+    return shared_scene

@@ -1,0 +1,245 @@
+"""The scene: storage hosts, two gateway pods and an operator, all well at the start of each test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from controlplane.apps.demo.replay import bench
+from controlplane.apps.demo.requests import Placement
+from tests.hosts import HostNetwork, host_network
+from tests.support.procs import ROOT, python_environment, wait_until
+from tests.support.scene.console import Console, health_of
+from tests.support.scene.gateway import Gateway
+from tests.support.scene.storage import CardSpec, StorageHost, running
+from tests.support.scene.traffic import Stream, Traffic
+
+CYCLE_SECONDS = 0.5
+WARMUP_CYCLES = 2
+CLUSTER = "kv-cache"
+SETTLE_SECONDS = 60.0
+ROWS = 60
+REQUESTS_A_SECOND = 60
+FIRST_CARDS = {"storage-1": "L0P0", "storage-2": "L1P0", "storage-3": "L2P0"}
+
+T = TypeVar("T")
+
+
+@dataclass
+class Scene:
+    """What runs, and how to ask about it. Hosts by name; `members` are those in the cluster."""
+
+    network: HostNetwork
+    directory: Path
+    console: Console
+    trace: Path
+    hosts: dict[str, StorageHost] = field(default_factory=dict)
+    members: list[StorageHost] = field(default_factory=list)
+    gateways: list[Gateway] = field(default_factory=list)
+    _replays: int = 0
+
+    def add_host(self, name: str, *specs: CardSpec, **settings: str) -> StorageHost:
+        """A host with its cards, exporter and service running; in no cluster yet."""
+        host = StorageHost.of(self.network.add(name), self.directory / name, *specs)
+        self.hosts[name] = host
+        warmup = {"AWC_CYCLE_SECONDS": str(CYCLE_SECONDS), "LEADER_WARMUP_CYCLES": str(WARMUP_CYCLES)}
+        host.configure(**warmup, **settings)
+        host.start_all()
+        return host
+
+    def add_gateway(self, name: str) -> Gateway:
+        """A pod that is started; it waits for cards."""
+        hosts = ",".join(host.api for host in self.members)
+        gateway = Gateway(self.network.add(name), self.directory / name, hosts)
+        self.gateways.append(gateway)
+        gateway.start()
+        return gateway
+
+    def create_cluster(self, host: StorageHost) -> None:
+        """`clustercli create_cluster` on the first host."""
+        self.console.cli(host.api, "create_cluster", "--name", CLUSTER).document()
+        self.members.append(host)
+
+    def join(self, host: StorageHost) -> None:
+        """`clustercli add_node` on a host; waits until it is in the cluster, not until it votes."""
+        self.console.cli(host.api, "add_node", "-n", self.members[0].api).document()
+        self.members.append(host)
+
+    def wait(self, probe: Callable[[], T | None], what: str, seconds: float = SETTLE_SECONDS) -> T:
+        """Wait for a condition; what the gateways and the hosts say is told when it does not come."""
+        try:
+            return wait_until(probe, what, seconds, every=0.05)
+        except AssertionError as error:
+            error.add_note(self.describe())
+            raise
+
+    def ask(self) -> dict[str, Any] | None:
+        """get_cluster of the first host that answers."""
+        answers = (self.console.cluster(host.api) for host in self.members if running(host.service))
+        return next((answer for answer in answers if answer is not None), None)
+
+    def leader(self, asked: StorageHost | None = None) -> StorageHost:
+        """The host that leads, as `asked` (else any host) says."""
+
+        def probe() -> StorageHost | None:
+            document = self.console.cluster(asked.api) if asked is not None else self.ask()
+            return self.hosts.get(str(document["leader"])) if document else None
+
+        return self.wait(probe, "a leader")
+
+    def wait_health(self, expected: Mapping[str, int], asked: StorageHost | None = None) -> None:
+        """Until clustercli shows this health_xdp for these cards."""
+
+        def probe() -> bool:
+            found = health_of(self.console.cluster(asked.api) if asked is not None else self.ask())
+            return all(found.get(serial) == health for serial, health in expected.items())
+
+        self.wait(probe, f"health {dict(expected)}")
+
+    def wait_in_use(self, serials: set[str], seconds: float = SETTLE_SECONDS) -> None:
+        """Until every gateway uses exactly these cards."""
+        self.wait(lambda: self.use(serials), f"every gateway uses {sorted(serials)}", seconds)
+
+    def use(self, serials: set[str]) -> bool:
+        """Every gateway uses exactly these cards now."""
+        return all(gateway.in_use() == serials for gateway in self.gateways)
+
+    def wait_same_plan(self) -> str:
+        """Until the gateways and clustercli show one fingerprint; that one."""
+
+        def probe() -> str:
+            document = self.ask()
+            found = {gateway.fingerprint() for gateway in self.gateways}
+            return found.pop() if document and found == {document["fingerprint"]} else ""
+
+        return self.wait(probe, "one fingerprint everywhere")
+
+    def placement(self) -> Placement:
+        """The placement that all gateways serve."""
+        found = [gateway.placement() for gateway in self.gateways]
+        assert len({placement.fingerprint for placement in found}) == 1
+        return found[0]
+
+    @property
+    def serials(self) -> set[str]:
+        """Cards of the members."""
+        return {serial for host in self.members for serial in host.specs}
+
+    def heal(self) -> None:
+        """Undo every fault and wait until all is well: the start of each test, also after one that failed."""
+        self.network.heal()
+        for host in self.hosts.values():
+            host.resume()
+            host.tell_the_truth()
+        for host in self.members:
+            host.start_all()
+        for gateway in self.gateways:
+            gateway.start()
+        self.wait_well()
+
+    def wait_well(self) -> None:
+        """Until every member votes, every card is healthy, and every gateway uses all of them by one plan."""
+        voters = len(self.members) - (1 - len(self.members) % 2)
+        self.wait(lambda: self._voters() == voters, f"{voters} voters that answer")
+        self.wait(self._all_healthy, f"healthy cards {sorted(self.serials)}")
+        self.wait_in_use(self.serials)
+        self.wait(lambda: all(self._fresh(gateway) for gateway in self.gateways), "every gateway is fresh")
+        self.wait_same_plan()
+
+    def _voters(self) -> int:
+        """Voters of a list in which every member runs, as each running host tells it; -1 when they differ."""
+        found = set()
+        for host in self.members:
+            document = self.console.members(host.api)
+            members = document["members"] if document else []
+            found.add(sum(not m["learner"] for m in members) if all(m["started"] for m in members) else -1)
+        return found.pop() if len(found) == 1 else -1
+
+    def _all_healthy(self) -> bool:
+        return health_of(self.ask()) == dict.fromkeys(self.serials, 0)
+
+    @staticmethod
+    def _fresh(gateway: Gateway) -> bool:
+        return gateway.status().get(("xkv_gateway_cluster_answered", "")) == 1.0
+
+    @contextmanager
+    def traffic(self) -> Iterator[Traffic]:
+        """A replay through each gateway, whose rows are all stored when the block begins; no wrong block."""
+        self._replays += 1
+        slots = ",".join(map(str, self.placement().slots))
+        rows = ["--trace", str(self.trace), "--requests", str(ROWS), "--rate", str(REQUESTS_A_SECOND)]
+        rows += ["--loop", "--slots", slots]
+        streams = [
+            Stream(
+                g.name,
+                g.replay(f"replay-{self._replays}", [*rows, "--namespace", f"{g.name}.{self._replays}"]),
+            )
+            for g in self.gateways
+        ]
+        traffic = Traffic(streams, ROWS)
+        try:
+            traffic.first_pass()
+            yield traffic
+            traffic.finish()
+        finally:
+            traffic.stop()
+
+    def describe(self) -> str:
+        """What everyone says now, for messages."""
+        lines = [f"clustercli: {json.dumps(self.ask())}"]
+        for gateway in self.gateways:
+            lines.append(f"{gateway.name}: uses {sorted(gateway.in_use())}, plan {gateway.fingerprint()}")
+            lines += [f"    {json.dumps(event)}" for event in gateway.events()[-8:]]
+        for host in self.hosts.values():
+            lines += [f"{host.name}:", host.service.tail(6) if host.service else "not started"]
+        return "\n".join(lines)
+
+
+@contextmanager
+def empty_scene(directory: Path) -> Iterator[Scene]:
+    """A network with an operator and nothing else; everything in it is ended afterwards."""
+    with ExitStack() as stack:
+        network = stack.enter_context(host_network())
+        console = Console(network.add("operator"))
+        stack.callback(console.close)
+        scene = Scene(network, directory, console, _trace(directory))
+        stack.callback(_stop, scene)
+        yield scene
+
+
+@contextmanager
+def three_hosts(directory: Path) -> Iterator[Scene]:
+    """Three storage hosts with a card each in one cluster, and two gateways that use them; all well."""
+    with empty_scene(directory) as scene:
+        for name, serial in FIRST_CARDS.items():
+            scene.add_host(name, CardSpec(serial))
+        first, *others = scene.hosts.values()
+        scene.create_cluster(first)
+        for host in others:
+            scene.join(host)
+        for name in ("gpu-1", "gpu-2"):
+            scene.add_gateway(name)
+        scene.wait_well()
+        yield scene
+
+
+def _stop(scene: Scene) -> None:
+    """All at once; each takes its time to end well."""
+    things: list[Gateway | StorageHost] = [*scene.gateways, *scene.hosts.values()]
+    if things:
+        with ThreadPoolExecutor(len(things)) as pool:
+            list(pool.map(lambda thing: thing.stop(), things))
+
+
+def _trace(directory: Path) -> Path:
+    """A made trace, so that a test does not depend on what lies beside the repository."""
+    path = directory / "trace.jsonl"
+    command = bench("generate-trace", "--requests", str(ROWS), "--output", str(path))
+    subprocess.run(command, check=True, timeout=60, env=python_environment(), cwd=ROOT)
+    return path

@@ -1,0 +1,179 @@
+"""A storage host of the scene: the cluster service with its etcd, exporters, and software cards."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.hosts import NetHost
+from tests.support.cluster_hosts import ClusterHost
+from tests.support.procs import Program, wait_until
+from tests.support.softcard import softcard_program
+
+CARD_PORT = 4420
+CAPACITY = "192M"
+
+
+@dataclass(frozen=True)
+class CardSpec:
+    """A software card: its serial number, its device name and port on its host."""
+
+    serial: str
+    device: str = "xdp0"
+    port: int = CARD_PORT
+
+    @property
+    def nqn(self) -> str:
+        return f"nqn.2026-01.test:{self.serial.lower()}"
+
+
+@dataclass
+class StorageHost(ClusterHost):
+    """A host in a namespace. Its card CLI is the real one; a test can let it lie about a card."""
+
+    net: NetHost = field(default_factory=lambda: NetHost("", "", ""))
+    specs: dict[str, CardSpec] = field(default_factory=dict)
+    cards: dict[str, Program] = field(default_factory=dict, repr=False)
+    _suspended: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, net: NetHost, directory: Path, *specs: CardSpec, witness: bool = False) -> StorageHost:
+        """A host that has these cards; nothing is started."""
+        host = cls(net.name, net.address, directory, witness, net=net)
+        host.specs = {spec.serial: spec for spec in specs}
+        host.tell_the_truth()
+        return host
+
+    def place(self, command: list[str]) -> list[str]:
+        return self.net.command(command)
+
+    @property
+    def card_state(self) -> Path:
+        path = self.directory / "cards.d"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def start_all(self) -> None:
+        """Start whatever is not running: cards, exporter, service."""
+        for spec in self.specs.values():
+            if not running(self.cards.get(spec.serial)):
+                self.start_card(spec)
+        if not running(self.exporter):
+            self.start_exporter()
+        if not running(self.service):
+            self.start()
+
+    def start_card(self, spec: CardSpec) -> Program:
+        """A card whose file survives it: what it stored is there when it starts again, at any port."""
+        self.specs[spec.serial] = spec
+        command = [
+            softcard_program(),
+            "serve",
+            "--id",
+            spec.device,
+            "--serial",
+            spec.serial,
+            "--nqn",
+            spec.nqn,
+        ]
+        command += ["--listen", f"{self.address}:{spec.port}", "--capacity", CAPACITY]
+        command += [
+            "--state-dir",
+            str(self.card_state),
+            "--file",
+            str(self.directory / f"{spec.serial}.card"),
+        ]
+        program = Program(self.place(command), name=f"card-{spec.serial}")
+        self.cards[spec.serial] = program
+        program.wait_event("ready", 30.0)
+        return program
+
+    def tell_the_truth(self) -> None:
+        """Let the card CLI be the real one."""
+        self.set_cli(f"exec {self._real_cli}")
+
+    def tell_sick(self, serial: str) -> None:
+        """Let the card CLI say that the card's storage service is stopped, while it serves."""
+        self._tell(
+            f"for c in d['cards']: c['state'] = 'stopped' if c['serial'] == {serial!r} else c['state']"
+        )
+
+    def tell_nothing_of(self, *serials: str) -> None:
+        """Let the card CLI not list these cards."""
+        self._tell(f"d['cards'] = [c for c in d['cards'] if c['serial'] not in {set(serials)!r}]")
+
+    def _tell(self, edit: str) -> None:
+        """Let the card CLI be the real one, with its document `d` edited."""
+        script = f"import json, sys\nd = json.load(sys.stdin)\n{edit}\njson.dump(d, sys.stdout)"
+        self.set_cli(f"{self._real_cli} | python3 -I -S -c {shlex.quote(script)}")
+
+    @property
+    def _real_cli(self) -> str:
+        command = [softcard_program(), "list", "--json", "--state-dir", str(self.card_state)]
+        return shlex.join(command)
+
+    def processes(self) -> list[Program]:
+        """What runs here and was started by us; etcd is the service's."""
+        programs = [*self.cards.values(), self.exporter, self.service]
+        return [program for program in programs if program is not None and running(program)]
+
+    def kill_all(self) -> None:
+        """SIGKILL everything at once: a host that loses its power."""
+        programs = self.processes()
+        for program in programs:
+            os.kill(program.pid, signal.SIGKILL)
+        for program in programs:
+            program.kill()
+
+    def lose_disk(self) -> None:
+        """etcd's data are gone; a service that runs finds out by itself."""
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def wipe(self) -> None:
+        """Everything that the stopped host knew of its cluster is gone."""
+        assert not running(self.service)
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+        self.member_file.unlink(missing_ok=True)
+
+    def suspend(self, *pids: int) -> None:
+        """SIGSTOP; `resume` lets them go on."""
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            self._suspended.add(pid)
+
+    def resume(self) -> None:
+        """SIGCONT to all that were suspended here and are still there."""
+        for pid in self._suspended:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGCONT)
+        self._suspended.clear()
+
+    def wait_etcd(self, other_than: int = 0, seconds: float = 30.0) -> int:
+        """The pid of the member that the service runs, once there is one (other than `other_than`)."""
+        return wait_until(
+            lambda: _pid_other_than(self.etcd_pid, other_than), f"{self.name} runs etcd", seconds
+        )
+
+    def stop(self) -> None:
+        self.resume()
+        super().stop()
+        for card in self.cards.values():
+            card.stop()
+
+
+def running(program: Program | None) -> bool:
+    """It was started and has not ended."""
+    return program is not None and program.returncode is None
+
+
+def _pid_other_than(find: Callable[[], int], other_than: int) -> int:
+    try:
+        pid = find()
+    except (AssertionError, OSError):
+        return 0
+    return 0 if pid == other_than else pid
