@@ -1,0 +1,1 @@
+"""Shards: engine processes that outlive the agent, each under a holder process of its own."""
