@@ -81,6 +81,17 @@ class Fields:
             raise RecordError(f"{name} has an item that is not a whole number")
         return tuple(value)
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings."""
+        value = self._typed(name, list, "a list")
+        if not all(isinstance(item, str) for item in value):
+            raise RecordError(f"{name} has an item that is not a text")
+        return tuple(value)
+
+    def object(self, name: str) -> Fields:
+        """An object."""
+        return Fields(self._typed(name, dict, "an object"))
+
     def objects(self, name: str) -> list[Fields]:
         """A list of objects."""
         value = self._typed(name, list, "a list")

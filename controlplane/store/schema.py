@@ -16,6 +16,8 @@ CONFIG_KEY = b"/cluster/config"
 REGISTRY_PREFIX = b"/cluster/cards/"
 STEP_KEY = b"/cluster/step"
 LEADER_KEY = b"/leader"
+FLEET_PREFIX = b"/fleet/"
+FLEET_ENGINES_KEY = b"/fleet/engines"
 
 RecordKind = Literal["config", "registry", "node", "card", "health"]
 _TARGET_KINDS: dict[str, RecordKind] = {"cards": "card", "health": "health"}
@@ -61,6 +63,32 @@ def health_key(host: str, device: str) -> bytes:
 def host_prefix(host: str) -> bytes:
     """`/targets/<host>/`."""
     return TARGETS_PREFIX + _segment(host, "host") + b"/"
+
+
+def fleet_model_key(name: str) -> bytes:
+    """`/fleet/models/<name>`."""
+    return FLEET_PREFIX + b"models/" + _segment(name, "model")
+
+
+def fleet_assignment_key(replica: str) -> bytes:
+    """`/fleet/assignments/<replica>`."""
+    return FLEET_PREFIX + b"assignments/" + _segment(replica, "replica")
+
+
+def fleet_node_key(node: str) -> bytes:
+    """`/fleet/nodes/<node>`."""
+    return FLEET_PREFIX + b"nodes/" + _segment(node, "node")
+
+
+def parse_fleet_key(key: bytes) -> tuple[str, str] | None:
+    """The kind ("models", "assignments", "nodes", "engines") and the name; None for any other key."""
+    if key == FLEET_ENGINES_KEY:
+        return "engines", ""
+    parts = key.split(b"/")
+    if not key.startswith(FLEET_PREFIX) or len(parts) != 4 or not parts[3]:
+        return None
+    kind = parts[2].decode("utf-8", "replace")
+    return (kind, _name(parts[3])) if kind in {"models", "assignments", "nodes"} else None
 
 
 def parse_key(key: bytes) -> RecordKey | None:

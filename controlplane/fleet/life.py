@@ -1,0 +1,180 @@
+"""The life of one shard as the leader sees it. Pure: events and times in, a new status out.
+
+Times are monotonic seconds. Whatever belongs to another start (generation) is not heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from akv.v1 import agent_pb2 as pb
+
+FIRST_RETRY_SECONDS = 2.0
+LONGEST_RETRY_SECONDS = 300.0
+# Who ran this long before it failed begins a new row of failures.
+STABLE_SECONDS = 600.0
+MAX_OUTPUT_LINES = 50
+
+
+class Phase(Enum):
+    """Where a shard is."""
+
+    PENDING = "pending"  # has a place, was not started yet
+    UNKNOWN = "unknown"  # started by an earlier leader; its node was not heard yet
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    ENDING = "ending"  # its start failed in the leader's eyes; told to stop, and not ended yet
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+# No process of it exists, as far as its node knows.
+AT_REST = frozenset({Phase.PENDING, Phase.STOPPED, Phase.FAILED})
+
+_PHASES = {
+    pb.SHARD_STATE_STARTING: Phase.STARTING,
+    pb.SHARD_STATE_RUNNING: Phase.RUNNING,
+    pb.SHARD_STATE_DRAINING: Phase.DRAINING,
+    pb.SHARD_STATE_STOPPED: Phase.STOPPED,
+    pb.SHARD_STATE_FAILED: Phase.FAILED,
+}
+
+# failures in a row -> seconds to wait.
+RetryDelay = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard. `since` is the begin of its phase; `told` when the node was last told to end it."""
+
+    phase: Phase
+    generation: int
+    since: float
+    reason: str = ""
+    failures: int = 0
+    retry_at: float = 0.0
+    told: float = float("-inf")
+    port: int = 0
+    progress: pb.ShardProgress | None = None
+    last_output: tuple[str, ...] = ()
+    exit_code: int | None = None
+
+
+def retry_delay(failures: int) -> float:
+    """Seconds before the next start: doubled with each failure in a row, up to five minutes."""
+    exponent = min(max(failures, 1) - 1, 16)
+    return min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0**exponent)
+
+
+def placed(generation: int, now: float) -> ShardStatus:
+    """A shard with a place: `generation` 0 was never started, any other by an earlier leader."""
+    return ShardStatus(Phase.UNKNOWN if generation else Phase.PENDING, generation, now)
+
+
+def starting(status: ShardStatus, generation: int, now: float) -> ShardStatus:
+    """Its node was told to start it."""
+    return ShardStatus(Phase.STARTING, generation, now, failures=status.failures)
+
+
+def failed(status: ShardStatus, reason: str, now: float, delay: RetryDelay = retry_delay) -> ShardStatus:
+    """It ended by itself, or its start did not come to anything."""
+    stable = status.phase is Phase.RUNNING and now - status.since >= STABLE_SECONDS
+    failures = 1 if stable else status.failures + 1
+    return replace(
+        status,
+        phase=Phase.FAILED,
+        since=now,
+        reason=reason,
+        failures=failures,
+        retry_at=now + delay(failures),
+        progress=None,
+    )
+
+
+def stopped(status: ShardStatus, now: float, delay: RetryDelay = retry_delay) -> ShardStatus:
+    """It ended because it was told to, by the leader or by someone on the node."""
+    return replace(
+        status, phase=Phase.STOPPED, since=now, reason="stopped", retry_at=now + delay(1), progress=None
+    )
+
+
+def gone(status: ShardStatus, now: float, delay: RetryDelay = retry_delay) -> ShardStatus:
+    """Its node, told to end it, says that it does not have it."""
+    if status.phase in AT_REST:
+        return status
+    if status.phase is Phase.DRAINING:
+        return stopped(status, now, delay)
+    return failed(status, status.reason or "its node does not have it", now, delay)
+
+
+def ending(status: ShardStatus, reason: str, now: float) -> ShardStatus:
+    """Its start came to nothing in time, and its node was told to stop it."""
+    return replace(status, phase=Phase.ENDING, since=now, reason=reason, told=now, progress=None)
+
+
+def on_event(
+    status: ShardStatus, event: pb.ShardEvent, now: float, delay: RetryDelay = retry_delay
+) -> ShardStatus:
+    """The status after an event of the node."""
+    phase = _PHASES.get(event.state)
+    if phase is None or event.generation != status.generation or _is_over(status):
+        return status
+    seen = replace(status, last_output=tuple(event.last_output[-MAX_OUTPUT_LINES:]) or status.last_output)
+    if event.HasField("exit_code"):
+        seen = replace(seen, exit_code=event.exit_code)
+    if phase in {Phase.STOPPED, Phase.FAILED} and status.phase is Phase.ENDING:
+        return failed(seen, status.reason, now, delay)
+    if phase is Phase.FAILED:
+        return failed(seen, event.error or "the node gave no reason", now, delay)
+    if phase is Phase.STOPPED:
+        return stopped(seen, now, delay)
+    if phase is status.phase or not _goes_on(status.phase, phase):
+        return replace(seen, port=event.port or seen.port)
+    return replace(seen, phase=phase, since=now, reason="", port=event.port or seen.port, progress=None)
+
+
+def _is_over(status: ShardStatus) -> bool:
+    """Nothing of that start can come any more: a late or repeated event changes nothing."""
+    return status.phase in {Phase.STOPPED, Phase.FAILED}
+
+
+def _goes_on(before: Phase, after: Phase) -> bool:
+    """Whether `after` follows `before`: a straggler may not turn time back."""
+    order = (Phase.UNKNOWN, Phase.STARTING, Phase.RUNNING, Phase.DRAINING)
+    return before in order and order.index(after) > order.index(before)
+
+
+def on_progress(status: ShardStatus, progress: pb.ShardProgress) -> ShardStatus:
+    """How far a start is. It is no change of phase, so the time since its begin goes on."""
+    if progress.generation != status.generation or status.phase is not Phase.STARTING:
+        return status
+    return replace(status, progress=progress)
+
+
+def adopted(status: ShardStatus, running: pb.RunningShard, now: float) -> ShardStatus:
+    """The node says that it has this start of the shard."""
+    phase = _PHASES.get(running.state, Phase.RUNNING)
+    if phase is status.phase or status.phase is Phase.ENDING:
+        return replace(status, port=running.port or status.port)
+    begun = now - max(0.0, running.age_seconds)
+    return replace(status, phase=phase, since=begun, reason="", port=running.port)
+
+
+def missing(status: ShardStatus, now: float, delay: RetryDelay = retry_delay) -> ShardStatus:
+    """The node has registered, and does not have the shard."""
+    if status.phase in AT_REST or status.phase in {Phase.DRAINING, Phase.ENDING}:
+        return gone(status, now, delay)
+    return failed(status, "its node registered without it", now, delay)
+
+
+def draining(status: ShardStatus, now: float) -> ShardStatus:
+    """Its node was told to drain it."""
+    return replace(status, phase=Phase.DRAINING, since=now, told=now)
+
+
+def told_to_stop(status: ShardStatus, now: float) -> ShardStatus:
+    """Its node was told to stop it."""
+    return replace(status, told=now)

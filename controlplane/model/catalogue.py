@@ -1,0 +1,157 @@
+"""The catalogue of models, and where their replicas were placed. Sizes are bytes, times seconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+MAX_PROFILES = 16
+MAX_REPLICAS = 1000
+MAX_GPUS = 64
+MAX_NODES = 64
+MAX_TEXTS = 256
+MAX_TEXT = 4096
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
+_NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+
+
+class CatalogueError(ValueError):
+    """A model that can't be taken: which field, what is wrong, what is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One way to run a model. `gpus` and `memory_bytes` are per node; `nodes` shards make one replica."""
+
+    name: str
+    engine: str
+    engine_version: str = ""
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_memory_bytes: int = 0
+    memory_bytes: int = 0
+    nodes: int = 1
+    fabric: str = ""
+    gateway: bool = False
+    weights: str = ""
+    port: int = 0
+    health_path: str = ""
+    start_seconds: float = 1800.0
+    drain_seconds: float = 30.0
+    stop_grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What is wanted of one model. The first profile for which there is room is taken."""
+
+    name: str
+    replicas: int
+    profiles: tuple[Profile, ...]
+    revision: int = 0
+
+    def profile(self, name: str) -> Profile | None:
+        """The profile of that name."""
+        return next((profile for profile in self.profiles if profile.name == name), None)
+
+    def replica_ids(self) -> Iterator[str]:
+        """The replicas that are wanted."""
+        return (f"{self.name}/{number}" for number in range(self.replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One shard on one node. `generation` is the number of its last start, 0 before the first."""
+
+    shard_id: str
+    node_id: str
+    rank: int
+    gpu_uuids: tuple[str, ...]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A replica that has its places. It keeps the profile as it was when it was placed.
+
+    `leaving` says why the replica has to go; empty while it stays.
+    """
+
+    replica_id: str
+    model: str
+    profile: Profile
+    places: tuple[Place, ...]
+    leaving: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What outlives a leader of one node: `draining` is an operator's wish, `lost` the last verdict."""
+
+    node_id: str
+    incarnation: int
+    draining: bool = False
+    lost: bool = False
+
+
+def check_node_name(name: str) -> str:
+    """`name`, if a node can have it. Raises CatalogueError."""
+    if not _NODE.fullmatch(name):
+        raise CatalogueError(
+            f"{name[:80]!r} is not a node name: letters, digits, '.', '-' and '_', at most 253"
+        )
+    return name
+
+
+def check_model(spec: ModelSpec) -> ModelSpec:
+    """`spec`, if it makes sense. Raises CatalogueError."""
+    _name(spec.name, "name")
+    _within(spec.replicas, 0, MAX_REPLICAS, "replicas")
+    _within(len(spec.profiles), 1, MAX_PROFILES, "the number of profiles")
+    names = [profile.name for profile in spec.profiles]
+    if len(set(names)) != len(names):
+        raise CatalogueError(f"profiles have one name twice: {', '.join(names)}")
+    for profile in spec.profiles:
+        _check_profile(profile)
+    return spec
+
+
+def _check_profile(profile: Profile) -> None:
+    where = f"profile {profile.name[:80]!r}"
+    _name(profile.name, "the name of a profile")
+    _name(profile.engine, f"{where}: engine")
+    _within(profile.gpus, 0, MAX_GPUS, f"{where}: gpus")
+    _within(profile.nodes, 1, MAX_NODES, f"{where}: nodes")
+    _within(profile.port, 0, 65535, f"{where}: port")
+    _within(profile.memory_bytes, 0, 2**50, f"{where}: memory_bytes")
+    _within(profile.gpu_memory_bytes, 0, 2**50, f"{where}: gpu_memory_bytes")
+    _within(profile.start_seconds, 1, 86400, f"{where}: start_seconds")
+    _within(profile.drain_seconds, 0, 86400, f"{where}: drain_seconds")
+    _within(profile.stop_grace_seconds, 0, 3600, f"{where}: stop_grace_seconds")
+    _within(len(profile.arguments), 0, MAX_TEXTS, f"{where}: the number of arguments")
+    _within(len(profile.environment), 0, MAX_TEXTS, f"{where}: the number of variables")
+    if profile.health_path and not profile.health_path.startswith("/"):
+        raise CatalogueError(f"{where}: health_path {profile.health_path[:80]!r} does not begin with '/'")
+    for variable in profile.environment:
+        if not _VARIABLE.fullmatch(variable):
+            raise CatalogueError(f"{where}: {variable[:80]!r} is not the name of a variable")
+    texts = (*profile.arguments, *profile.environment.values(), profile.weights, profile.fabric)
+    if any(len(text) > MAX_TEXT or "\0" in text for text in texts):
+        raise CatalogueError(f"{where}: a text is longer than {MAX_TEXT} characters or has a NUL in it")
+
+
+def _name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise CatalogueError(
+            f"{what} is {name[:80]!r}: use small letters, digits, '.' and '-', at most 63 of them"
+        )
+
+
+def _within(value: float, low: float, high: float, what: str) -> None:
+    if not low <= value <= high:
+        raise CatalogueError(f"{what} is {value:g}, which is not in {low:g}..{high:g}")

@@ -1,0 +1,146 @@
+"""The fleet's records in etcd: read once by a new leader, then written by it alone.
+
+While it leads nobody else writes below `/fleet/`, so what it holds in memory is the truth; every write is
+fenced by its leadership, and a leader that lost it can't write any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from akv.etcd import etcd_pb2 as pb
+
+from controlplane.model.catalogue import Assignment, ModelSpec, NodeRecord
+from controlplane.store import fleet_records as records
+from controlplane.store import kv, schema
+from controlplane.store.client import EtcdClient
+from controlplane.store.codec import RecordError
+from controlplane.store.election import Leadership
+from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
+from controlplane.store.fleet_records import EngineWanted, FleetRecords
+from controlplane.store.writes import fenced_txn
+
+# etcd takes 128 operations in a transaction; there is a compare for each key, and those of the fence.
+_BATCH = 100
+_TRIES = 4
+_READ_SECONDS = 5.0
+
+# A record to write, or None to delete.
+Changes = Mapping[bytes, bytes | None]
+
+T = TypeVar("T")
+
+
+class FleetLedger:
+    """The records of one term of leadership. Methods raise LeadershipLost, or StoreError."""
+
+    def __init__(self, client: EtcdClient, fence: Leadership) -> None:
+        self._client = client
+        self._fence = fence
+        self._revisions: dict[bytes, int] = {}
+        self.records = FleetRecords()
+
+    @property
+    def term(self) -> int:
+        """Grows with each leader."""
+        return self._fence.term
+
+    async def load(self) -> None:
+        """Read everything. What can't be read is named in `records.problems` and left alone."""
+        end = kv.prefix_end(schema.FLEET_PREFIX)
+        answer = await self._client.range(schema.FLEET_PREFIX, end, seconds=_READ_SECONDS)
+        found = FleetRecords()
+        for pair in answer.kvs:
+            self._revisions[pair.key] = pair.mod_revision
+            try:
+                _take(found, pair)
+            except RecordError as error:
+                found.problems.append(f"record {pair.key.decode('utf-8', 'replace')} is unreadable: {error}")
+        self.records = found
+
+    async def put_model(self, spec: ModelSpec) -> None:
+        """Write a model."""
+        await self.commit({schema.fleet_model_key(spec.name): records.encode_model(spec)})
+        self.records.models[spec.name] = spec
+
+    async def delete_model(self, name: str) -> None:
+        """Remove a model."""
+        await self.commit({schema.fleet_model_key(name): None})
+        self.records.models.pop(name, None)
+
+    async def put_engines(self, engines: tuple[EngineWanted, ...]) -> None:
+        """Write what every node should have installed."""
+        await self.commit({schema.FLEET_ENGINES_KEY: records.encode_engines(engines)})
+        self.records.engines = engines
+
+    async def put_nodes(self, nodes: Sequence[NodeRecord]) -> None:
+        """Write nodes."""
+        for batch in _batches(nodes):
+            await self.commit({schema.fleet_node_key(n.node_id): records.encode_node(n) for n in batch})
+            self.records.nodes.update({node.node_id: node for node in batch})
+
+    async def delete_node(self, node_id: str) -> None:
+        """Forget a node."""
+        await self.commit({schema.fleet_node_key(node_id): None})
+        self.records.nodes.pop(node_id, None)
+
+    async def put_assignments(self, assignments: Sequence[Assignment]) -> None:
+        """Write replicas' places."""
+        for batch in _batches(assignments):
+            await self.commit(
+                {schema.fleet_assignment_key(a.replica_id): records.encode_assignment(a) for a in batch}
+            )
+            self.records.assignments.update({assignment.replica_id: assignment for assignment in batch})
+
+    async def delete_assignments(self, replicas: Sequence[str]) -> None:
+        """Remove replicas' places."""
+        for batch in _batches(replicas):
+            await self.commit({schema.fleet_assignment_key(replica): None for replica in batch})
+            for replica in batch:
+                self.records.assignments.pop(replica, None)
+
+    async def commit(self, changes: Changes) -> None:
+        """Make these keys hold these values, in one transaction (at most 100 keys)."""
+        operations = [
+            kv.delete(key) if value is None else kv.put(key, value) for key, value in changes.items()
+        ]
+        for _ in range(_TRIES):
+            compare = [kv.unchanged(key, self._revisions.get(key, 0)) for key in changes]
+            try:
+                done = await fenced_txn(self._client, self._fence, compare, operations)
+            except OutcomeUnknown:
+                done = False
+            if await self._reread(changes) or done:
+                return
+        raise StoreUnavailable("the fleet's records change or answers get lost each time they are written")
+
+    async def _reread(self, changes: Changes) -> bool:
+        """Learn the keys' present revisions; whether they hold what was to be written.
+
+        The next compare then makes a late arrival of an earlier try fail.
+        """
+        keys = list(changes)
+        answer = await self._client.txn([], [kv.get(key) for key in keys])
+        holds = True
+        for key, response in zip(keys, answer.responses, strict=True):
+            pair = next(iter(response.response_range.kvs), None)
+            self._revisions[key] = pair.mod_revision if pair is not None else 0
+            holds = holds and changes[key] == (pair.value if pair is not None else None)
+        return holds
+
+
+def _take(found: FleetRecords, pair: pb.KeyValue) -> None:
+    match schema.parse_fleet_key(pair.key):
+        case "models", name:
+            found.models[name] = records.decode_model(name, pair.value)
+        case "assignments", replica:
+            found.assignments[replica] = records.decode_assignment(replica, pair.value)
+        case "nodes", node:
+            found.nodes[node] = records.decode_node(node, pair.value)
+        case "engines", _:
+            found.engines = records.decode_engines(pair.value)
+
+
+def _batches(items: Sequence[T]) -> list[Sequence[T]]:
+    return [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
