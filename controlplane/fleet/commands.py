@@ -37,9 +37,7 @@ class Commands:
     def sent(self, kind: str, place: Place) -> str:
         """Note a command that is about to be sent; its request id."""
         request_id = f"{kind}-{place.shard_id}-{place.generation}"
-        self._open[request_id] = Command(
-            kind, place.node_id, place.shard_id, place.generation, self._clock()
-        )
+        self._open[request_id] = Command(kind, place.node_id, place.shard_id, place.generation, self._clock())
         return request_id
 
     def unsent(self, request_id: str) -> None:

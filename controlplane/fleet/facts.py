@@ -119,7 +119,7 @@ def fold(facts: NodeFacts, beat: pb.Heartbeat, now: float) -> Folded:
 
 def _problems(facts: NodeFacts, reported: Iterable[pb.Problem]) -> Folded:
     known = {_problem_key(problem) for problem in facts.problems}
-    fresh = []
+    fresh: list[pb.Problem] = []
     for problem in reported:
         if _problem_key(problem) not in known and len(facts.problems) + len(fresh) < MAX_PROBLEMS:
             known.add(_problem_key(problem))
@@ -251,7 +251,7 @@ def _fabrics(facts: NodeFacts, beat: pb.Heartbeat, _now: float) -> Folded:
 
 
 def _imex(facts: NodeFacts, beat: pb.Heartbeat, _now: float) -> Folded:
-    news = ()
+    news: tuple[FactChange, ...] = ()
     if beat.imex.state != facts.imex.state:
         news = (FactChange("imex", "", facts.imex.state, beat.imex.state),)
     return replace(facts, imex=beat.imex), news

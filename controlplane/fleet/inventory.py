@@ -45,9 +45,7 @@ class Node:
     @property
     def record(self) -> NodeRecord:
         """What of it outlives this leader."""
-        return NodeRecord(
-            self.node_id, self.gate.incarnation, self.draining, self.state is NodeState.LOST
-        )
+        return NodeRecord(self.node_id, self.gate.incarnation, self.draining, self.state is NodeState.LOST)
 
 
 class Inventory:

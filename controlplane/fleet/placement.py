@@ -62,7 +62,8 @@ class Room:
             if place.node_id in self._nodes:
                 self._taken[place.node_id].update(place.gpu_uuids)
                 self._memory[place.node_id] -= assignment.profile.memory_bytes
-                self._ports.add((place.node_id, assignment.profile.port))
+                if assignment.profile.port:
+                    self._ports.add((place.node_id, assignment.profile.port))
             self._of_model[place.node_id, assignment.model] += 1
 
     def place(self, model: ModelSpec, replica_id: str) -> Assignment | str:
@@ -102,24 +103,19 @@ class Room:
 
     def _refusal(self, node: NodeView, profile: Profile) -> str:
         """Why the node can't take a shard, empty when it can."""
-        if node.draining:
-            return "draining"
-        if not node.ready:
-            return "not ready"
-        version = node.engines.get(profile.engine)
-        if profile.engine != PROCESS and version is None:
-            return f"without engine {profile.engine}"
-        if profile.engine != PROCESS and profile.engine_version not in {"", version}:
-            return f"with another version of {profile.engine} than {profile.engine_version}"
-        if profile.fabric and profile.fabric not in node.fabrics:
-            return f"not on fabric {profile.fabric}"
-        if profile.port and (node.node_id, profile.port) in self._ports:
-            return f"with port {profile.port} taken"
-        if profile.memory_bytes and self._memory[node.node_id] < profile.memory_bytes:
-            return "with too little free memory"
-        if len(self._free(node, profile)) < profile.gpus:
-            return "with too few free GPUs that fit"
-        return ""
+        free = self._memory[node.node_id]
+        reasons = {
+            "draining": node.draining,
+            "not ready": not node.ready,
+            f"without engine {profile.engine} {profile.engine_version}".rstrip(): not _has_engine(
+                node, profile
+            ),
+            f"not on fabric {profile.fabric}": bool(profile.fabric) and profile.fabric not in node.fabrics,
+            f"with port {profile.port} taken": (node.node_id, profile.port) in self._ports,
+            "with too little free memory": 0 < profile.memory_bytes > free,
+            "with too few free GPUs that fit": len(self._free(node, profile)) < profile.gpus,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _free(self, node: NodeView, profile: Profile) -> tuple[str, ...]:
         """The first GPUs of the node that are free and fit, at most as many as are wanted."""
@@ -133,6 +129,13 @@ class Room:
             and gpu.memory_bytes >= profile.gpu_memory_bytes
         )
         return tuple(uuid for _, uuid in zip(range(profile.gpus), fitting, strict=False))
+
+
+def _has_engine(node: NodeView, profile: Profile) -> bool:
+    if profile.engine == PROCESS:
+        return True
+    version = node.engines.get(profile.engine)
+    return version is not None and profile.engine_version in {"", version}
 
 
 def shard_id(replica_id: str, rank: int) -> str:

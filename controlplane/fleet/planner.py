@@ -1,4 +1,4 @@
-"""What to do next about the shards. Pure: a picture goes in, actions come out; the same picture, the same plan.
+"""What to do next about the shards. Pure: the same picture gives the same plan.
 
 Doing all actions and planning again ends in a picture for which there is nothing to do.
 """

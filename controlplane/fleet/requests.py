@@ -162,9 +162,7 @@ class Requests:
             raise FleetError(f"node {client[0]} could not run the test: {answer.error}")
         return answer
 
-    def _test(
-        self, node_id: str, wanted: pb.FabricTestRequest
-    ) -> contextlib.AbstractContextManager[Pending]:
+    def _test(self, node_id: str, wanted: pb.FabricTestRequest) -> contextlib.AbstractContextManager[Pending]:
         def build(request_id: str) -> pb.LeaderMessage:
             request = pb.FabricTestRequest()
             request.CopyFrom(wanted)

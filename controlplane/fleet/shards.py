@@ -19,7 +19,7 @@ log = get_logger("fleet-shards")
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A shard that runs on a node and that no place claims. It is told to stop, and holds its GPUs till then."""
+    """A shard on a node that no place claims. It is told to stop, and holds its GPUs till then."""
 
     node_id: str
     shard_id: str
@@ -77,7 +77,9 @@ class Shards:
                 del present[place.shard_id]
                 self._set(place.shard_id, life.adopted(self.statuses[place.shard_id], found, self._clock()))
             else:
-                self._set(place.shard_id, life.missing(self.statuses[place.shard_id], self._clock(), self._delay))
+                self._set(
+                    place.shard_id, life.missing(self.statuses[place.shard_id], self._clock(), self._delay)
+                )
         strays = [
             Stray(node_id, shard.shard_id, shard.generation, tuple(shard.gpu_uuids))
             for shard in present.values()
@@ -119,7 +121,9 @@ class Shards:
 
     def started(self, place: Place) -> None:
         """The node was told to start it."""
-        self._set(place.shard_id, life.starting(self.statuses[place.shard_id], place.generation, self._clock()))
+        self._set(
+            place.shard_id, life.starting(self.statuses[place.shard_id], place.generation, self._clock())
+        )
 
     def drained(self, place: Place) -> None:
         """The node was told to drain it."""

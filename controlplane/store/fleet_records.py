@@ -57,9 +57,7 @@ def decode_model(name: str, value: bytes) -> ModelSpec:
     if fields.text("name") != name:
         raise RecordError(f"name is {fields.text('name')!r}, not that of its key")
     profiles = tuple(map(_profile, fields.objects("profiles")))
-    spec = ModelSpec(
-        name, fields.integer("replicas", 0, _BIG), profiles, fields.integer("revision", 0, _BIG)
-    )
+    spec = ModelSpec(name, fields.integer("replicas", 0, _BIG), profiles, fields.integer("revision", 0, _BIG))
     try:
         return check_model(spec)
     except CatalogueError as error:
