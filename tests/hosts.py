@@ -12,6 +12,7 @@ the time at which that process began.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -48,12 +49,19 @@ table inet akv {
 """
 
 
+@functools.cache
 def why_no_namespaces() -> str:
     """Why hosts can't be made here; empty when they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in _NEEDED if not Path(_tool(name)).is_absolute()]
-    return f"there is no {', '.join(missing)} on PATH (iproute2, nftables)" if missing else ""
+    if missing:
+        return f"there is no {', '.join(missing)} on PATH (iproute2, nftables)"
+    try:  # root of a container may lack what it takes
+        _run("unshare", "--net", "--mount", "true")
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"this root may make no namespaces: {error}"
+    return ""
 
 
 @dataclass(frozen=True)
