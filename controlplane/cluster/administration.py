@@ -13,9 +13,10 @@ from controlplane.base.logging import get_logger
 from controlplane.cluster import member_client
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.errors import ClusterError, InvalidRequest, TookTooLong, Unavailable
+from controlplane.cluster.member_places import place_of
 from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings
-from controlplane.cluster.supervisor import MemberSupervisor, place_of
+from controlplane.cluster.supervisor import MemberSupervisor
 
 JOIN_SECONDS = 240.0
 JOIN_POLL_SECONDS = 0.5
@@ -48,8 +49,7 @@ class Administration:
                 "take it out with remove_node first"
             )
         if present is None:
-            initial = f"{self._settings.host}={self._settings.peer_url}"
-            self._supervisor.take_place(Membership("creating", str(uuid.uuid4()), name, initial))
+            self._take_place(self._first_place(name))
         membership = await self._settled(seconds)
         return cluster_pb2.CreateClusterResponse(cluster_uuid=membership.cluster_uuid)
 
@@ -91,10 +91,23 @@ class Administration:
             if host.enabled and host.host != self._settings.host and "api" in host.addresses
         )
         answer = await self._ask_until_accepted(via, deadline)
-        self._supervisor.take_place(place_of(answer, peers))
+        self._take_place(place_of(self._settings, answer, peers))
         self._progress = "its etcd member starts"
         await self._settled(deadline.remaining())
         return cluster_pb2.AddNodeResponse(cluster_uuid=answer.cluster_uuid, cluster_name=answer.cluster_name)
+
+    def _first_place(self, name: str) -> Membership:
+        host, peer_url = self._settings.host, self._settings.peer_url
+        return Membership("creating", host, peer_url, str(uuid.uuid4()), name, f"{host}={peer_url}")
+
+    def _take_place(self, place: Membership) -> None:
+        try:
+            self._supervisor.take_place(place)
+        except OSError as error:
+            raise ClusterError(
+                f"{self._settings.host} can't write down its place in the cluster: {error}; correct "
+                f"{self._settings.state_dir} and ask again"
+            ) from error
 
     def _is_member_of(self, cluster: cluster_pb2.GetClusterResponse) -> bool:
         """Whether there is nothing to do. Raises ClusterError when the host can't join that cluster."""
@@ -112,7 +125,7 @@ class Administration:
         raise ClusterError(f"{host} is being taken out of {cluster.name}: repeat add_node when that is done")
 
     async def _ask_until_accepted(self, via: str, deadline: Deadline) -> member_client.Join:
-        request = member_client.join_request(self._settings, rejoin=False)
+        request = member_client.join_request(self._settings)
         said = OnChange()
         while True:
             try:

@@ -23,7 +23,7 @@ from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
 from controlplane.store.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from controlplane.store.hosts import update_host
-from controlplane.store.joins import JoinRecord, clear_join, write_join
+from controlplane.store.joins import JoinRecord, clear_join, read_join, write_join
 from controlplane.store.membership import Member, list_members
 from controlplane.store.registry import forget_card
 from controlplane.store.writes import delete_card
@@ -76,6 +76,11 @@ class HostsAdmin:
     async def _join(
         self, membership: Membership, request: cluster_pb2.JoinClusterRequest
     ) -> cluster_pb2.JoinClusterResponse:
+        if request.cluster_uuid not in {"", membership.cluster_uuid}:
+            raise ClusterError(
+                f"it is in cluster {membership.cluster_name} ({membership.cluster_uuid}) now, not in "
+                f"{request.cluster_uuid}: it has no place to give"
+            )
         client = self._link.client
         picture = await self._link.snapshot(membership)
         members = await list_members(client)
@@ -92,13 +97,24 @@ class HostsAdmin:
             answer.member_id = f"{own.id:016x}"
             answer.initial_cluster = _initial_cluster(picture, members, request)
             return answer
-        join = JoinRecord(request.host, request.peer_url, own.id if own is not None else 0)
+        lost = own or next((m for m in members if _is_lost_by(m, request)), None)
+        answer.reason = await self._request_place(request, lost, members)
+        return answer
+
+    async def _request_place(
+        self, request: cluster_pb2.JoinClusterRequest, lost: Member | None, members: list[Member]
+    ) -> str:
+        """Write the request down; returns what the host has to wait for."""
+        client = self._link.client
+        before = await read_join(client, request.host)
+        join = JoinRecord(request.host, request.peer_url, lost.id if lost is not None else 0)
         if await write_join(client, join):
             log.info(
                 "join requested", host=request.host, peer_url=request.peer_url, replaces=f"{join.replaces:x}"
             )
-        answer.reason = _awaited(own, members)
-        return answer
+        if before is not None and before.refused:
+            return f"the place that it had was taken back ({before.refused}); it waits behind the other hosts"
+        return _awaited(lost, members)
 
     async def _disable(
         self, membership: Membership, host: str, forgotten: list[str] | None, seconds: float
@@ -221,11 +237,18 @@ def _check_place(
         if other.host != request.host and other.addresses.get("etcd_peer") == request.peer_url:
             raise ClusterError(f"{request.peer_url} is that of {other.host}: correct AWC_ADDRESS or AWC_HOST")
     for member in members:
+        if _is_lost_by(member, request):
+            continue
         if member.name == request.host and request.peer_url not in member.peer_urls:
             raise ClusterError(
                 f"a host {request.host} is a member at {', '.join(member.peer_urls)}: choose another "
                 f"AWC_HOST, or run remove_node -n {request.host} first when it moved"
             )
+
+
+def _is_lost_by(member: Member, request: cluster_pb2.JoinClusterRequest) -> bool:
+    """Whether this is the member that the host had: its id was given to that host alone."""
+    return request.rejoin and request.lost_member_id == f"{member.id:016x}"
 
 
 def _joined(request: cluster_pb2.JoinClusterRequest, present: HostRecord | None) -> HostRecord | None:
@@ -248,8 +271,8 @@ def _initial_cluster(
     return ",".join(f"{name}={url}" for name, url in pairs)
 
 
-def _awaited(own: Member | None, members: list[Member]) -> str:
-    if own is not None:
+def _awaited(lost: Member | None, members: list[Member]) -> str:
+    if lost is not None:
         return "the leader has to remove the lost etcd member first"
     learner = next((member.name or "a host" for member in members if member.learner), None)
     if learner is not None:

@@ -44,7 +44,7 @@ class Keeper:
             return
         try:
             await self._create(membership)
-        except (StoreError, RecordError) as error:
+        except (StoreError, RecordError, OSError) as error:
             if self._said.changed(str(error)):
                 log.warning("cluster not created yet", reason=str(error))
 

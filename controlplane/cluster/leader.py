@@ -14,10 +14,8 @@ from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.metric_source import MetricSource
-from controlplane.cluster.observe import Strikes, observe, quorum_view
-from controlplane.cluster.quorum import Hold, finished_joins, plan_step
+from controlplane.cluster.quorum_mover import QuorumMover
 from controlplane.cluster.settings import ClusterSettings
-from controlplane.cluster.steps import carry_out, clear_left_step
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.cluster.verdicts import HealthChanges, plan_health
 from controlplane.model.cards import ClusterSnapshot, Health
@@ -25,7 +23,6 @@ from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
 from controlplane.store.election import Leadership, LeadershipLost, campaign, read_leader
 from controlplane.store.errors import StoreError
-from controlplane.store.joins import clear_join, read_joins
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_members
 from controlplane.store.writes import delete_health, write_health
@@ -56,7 +53,7 @@ class Leader:
         self._wall_clock = wall_clock
         self._leadership: Leadership | None = None
         self._cycles_led = 0
-        self._strikes = Strikes()
+        self._mover = QuorumMover(settings, link)
         self._said = OnChange()
 
     @property
@@ -119,7 +116,8 @@ class Leader:
                 if won is None:
                     await lease.close()
             if won is not None:
-                self._leadership, self._cycles_led, self._strikes = won, 0, Strikes()
+                self._leadership, self._cycles_led = won, 0
+                self._mover = QuorumMover(self._settings, self._link)
                 log.info("leadership won", term=won.term)
         return self._leadership
 
@@ -132,7 +130,7 @@ class Leader:
         warming_up = self._cycles_led < self._settings.warmup_cycles
         self._cycles_led += 1
         health = await self._write_health(leadership, picture, warming_up)
-        quorum = await self._move_quorum(leadership, picture, warming_up)
+        quorum = await self._mover.move(leadership, picture, warming_up)
         warm = " (warming up)" if warming_up else ""
         return f"leading{warm}: {health}; {quorum}"
 
@@ -159,21 +157,3 @@ class Leader:
             )
         for host, device in changes.gone:
             await delete_health(client, host, device, leadership)
-
-    async def _move_quorum(self, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool) -> str:
-        client = self._link.client
-        await clear_left_step(client, leadership)
-        members = await list_members(client)
-        self._link.note_members(members)
-        observed = await observe(client, members, None if warming_up else self._strikes)
-        joins = await read_joins(client)
-        view = quorum_view(picture, observed, joins, self._settings.bad_member_strikes)
-        for host in finished_joins(view):
-            await clear_join(client, host, leadership)
-        step = plan_step(view)
-        silent = [view.host_of(member) for member in observed if not member.answers]
-        state = f"{len(view.voters)} voters, {len(view.learners)} learners"
-        state += f", silent: {', '.join(silent)}" if silent else ""
-        if isinstance(step, Hold):
-            return state + (f", {step.reason}" if step.reason else "")
-        return f"{state}, {await carry_out(client, leadership, step, members)}"

@@ -11,7 +11,7 @@ from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
 from controlplane.store.endpoints import canonical_endpoint
 from controlplane.store.errors import StoreError
-from controlplane.store.membership import Member, member_status
+from controlplane.store.membership import Member, MemberStatus, member_status
 from controlplane.store.snapshot import read_snapshot
 
 CALL_SECONDS = 1.0
@@ -67,15 +67,23 @@ class EtcdLink:
             )
         return picture
 
+    async def leads_raft(self) -> bool:
+        """Whether the host's own member is etcd's raft leader now; False when it does not answer."""
+        status = await self._own_status()
+        return status is not None and status.leader_id == status.member_id
+
     async def probe_own(self) -> MemberIds | None:
-        """Ask the host's own member who it is; None when it does not answer."""
+        """Ask the host's own member who it is; None when it does not answer, or knows no leader."""
+        status = await self._own_status()
+        return None if status is None else MemberIds(status.member_id, status.cluster_id)
+
+    async def _own_status(self) -> MemberStatus | None:
         if self._own is None:
             self._own = EtcdClient([self._own_url])
         try:
-            status = await member_status(self._own, self._own.endpoints[0], seconds=PROBE_SECONDS)
+            return await member_status(self._own, self._own.endpoints[0], seconds=PROBE_SECONDS)
         except StoreError:
             return None
-        return MemberIds(status.member_id, status.cluster_id)
 
     async def close(self) -> None:
         """Close all connections."""

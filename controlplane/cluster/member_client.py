@@ -7,14 +7,17 @@ from typing import TypeVar
 
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from controlplane.base.addresses import AddressError, HostPort, is_loopback, parse_host_port
 from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, Unavailable
+from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.settings import ClusterSettings
 
 T = TypeVar("T")
 Join = cluster_pb2.JoinClusterResponse
 CALL_SECONDS = 5.0
+UP_SECONDS = 1.0
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 
@@ -34,15 +37,19 @@ def parse_via(text: str, default_port: int) -> HostPort:
     return via
 
 
-def join_request(settings: ClusterSettings, *, rejoin: bool) -> cluster_pb2.JoinClusterRequest:
-    """Return this host's request for a fresh member."""
+def join_request(
+    settings: ClusterSettings, *, replaces: Membership | None = None
+) -> cluster_pb2.JoinClusterRequest:
+    """Return this host's request for a fresh member, in place of the one of `replaces` if it had one."""
     return cluster_pb2.JoinClusterRequest(
         host=settings.host,
         client_url=settings.client_url,
         peer_url=settings.peer_url,
         witness=settings.witness,
         addresses=settings.addresses,
-        rejoin=rejoin,
+        rejoin=replaces is not None,
+        cluster_uuid=replaces.cluster_uuid if replaces is not None else "",
+        lost_member_id=f"{replaces.member_id:016x}" if replaces is not None else "",
     )
 
 
@@ -67,8 +74,23 @@ async def cluster_of(target: str) -> cluster_pb2.GetClusterResponse:
     return await _call(target, lambda stub: stub.GetCluster(request, timeout=CALL_SECONDS))
 
 
+async def is_up(target: str) -> bool:
+    """Whether the service of a host answers now, be it in a cluster or not."""
+    request = health_pb2.HealthCheckRequest()
+    async with _channel(target) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=UP_SECONDS)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+
 async def _call(target: str, call: Callable[[cluster_pb2_grpc.ClusterServiceAsyncStub], Awaitable[T]]) -> T:
-    async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
+    async with _channel(target) as channel:
         stub: cluster_pb2_grpc.ClusterServiceAsyncStub = cluster_pb2_grpc.ClusterServiceStub(channel)
         try:
             return await call(stub)

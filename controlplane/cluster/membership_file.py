@@ -1,18 +1,21 @@
 """What a host knows of its own membership, kept outside etcd's data so that it survives their loss.
 
 `member.json` in the state directory: absent while the host is in no cluster. Replaced atomically, mode 0600.
+It ends with a checksum of what it says: a file that was torn or mixed by a failing disk is refused, and never
+makes a host start in a wrong place.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 FILE_NAME = "member.json"
-VERSION = 1
+VERSION = 2
 
 Phase = Literal["creating", "joining", "member"]
 
@@ -36,16 +39,20 @@ class Membership:
 
     `creating`: create_cluster began here, and the cluster's first records may not be written. `joining`: the
     member was added and may be started for the first time. `member`: all is done. Ids are etcd's; 0 while
-    unknown.
+    unknown. `host` and `peer_url` are those that the member has in etcd. `fresh`: the place was just given,
+    and whatever lies in the data directory is older than it.
     """
 
     phase: Phase
+    host: str
+    peer_url: str
     cluster_uuid: str
     cluster_name: str
     initial_cluster: str
     member_id: int = 0
     etcd_cluster_id: int = 0
     peers: tuple[PeerHost, ...] = ()
+    fresh: bool = False
 
     @property
     def has_run(self) -> bool:
@@ -58,14 +65,31 @@ class Membership:
         return replace(self, phase=phase, member_id=member_id, etcd_cluster_id=etcd_cluster_id)
 
 
-def _decode(document: Any) -> Membership:
-    if not isinstance(document, dict) or document.pop("version", None) != VERSION:
-        raise ValueError(f"not a membership file of version {VERSION}")
+class _Wrong(ValueError):
+    """A file that is not what this version writes."""
+
+
+def _encode(membership: Membership) -> str:
+    document = {"version": VERSION, **asdict(membership)}
+    return json.dumps({**document, "checksum": _checksum(document)}, indent=1) + "\n"
+
+
+def _decode(text: str) -> Membership:
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise _Wrong("it is not an object")
+    if document.get("version") != VERSION:
+        raise _Wrong(f"it is not of version {VERSION}")
+    if document.pop("checksum", None) != _checksum(document):
+        raise _Wrong("its checksum does not match: it was cut, changed by hand or damaged")
+    del document["version"]
     peers = tuple(PeerHost(**peer) for peer in document.pop("peers"))
-    membership = Membership(**document, peers=peers)
-    if membership.phase not in get_args(Phase) or not membership.cluster_uuid:
-        raise ValueError("its phase or its cluster uuid is not valid")
-    return membership
+    return Membership(**document, peers=peers)
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
 class MembershipFile:
@@ -77,22 +101,22 @@ class MembershipFile:
     def load(self) -> Membership | None:
         """Return what is known, or None when the host is in no cluster. Raises MembershipFileError."""
         try:
-            return _decode(json.loads(self._path.read_text(encoding="utf-8")))
+            return _decode(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise MembershipFileError(
-                f"{self._path} can't be used ({error}): restore it, or remove it and run clustercli add_node"
+                f"{self._path} can't be used ({error}): restore it, or remove it and run clustercli "
+                "add_node on this host (its etcd data are set aside then)"
             ) from error
 
     def save(self, membership: Membership) -> None:
-        """Replace the file; it is on the disk when this returns."""
+        """Replace the file; it is on the disk when this returns. Raises OSError: the old one holds then."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({"version": VERSION, **asdict(membership)}, indent=1) + "\n"
         temporary = self._path.with_suffix(".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(_encode(membership))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from controlplane.base.backoff import Clock
 from controlplane.cluster.quorum import JoinRequest, MemberView, QuorumView
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
@@ -33,6 +36,23 @@ class Strikes:
     def of(self, member_id: int) -> int:
         """Strikes of one member."""
         return self._counts.get(member_id, 0)
+
+
+class LearnerWatch:
+    """Tells the learners that were not ready to be promoted for `seconds` without a break."""
+
+    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._since: dict[int, float] = {}
+
+    def judge(self, members: tuple[MemberView, ...]) -> tuple[MemberView, ...]:
+        """Take one observation of all members; returns them with `overdue` set where it is due."""
+        now = self._clock()
+        behind = [m.member_id for m in members if m.learner and not (m.answers and m.caught_up)]
+        self._since = {member_id: self._since.get(member_id, now) for member_id in behind}
+        late = {member_id for member_id, since in self._since.items() if now - since >= self._seconds}
+        return tuple(replace(m, overdue=True) if m.member_id in late else m for m in members)
 
 
 async def status_of(client: EtcdClient, member: Member) -> MemberStatus | None:

@@ -37,11 +37,16 @@ class Queries:
         """The members, from etcd; without a quorum the last known ones: gateways only want addresses."""
         membership = self._membership()
         try:
-            self._last = await self._read_members(membership)
+            answer = await self._read_members(membership)
+            answer.current = True
         except (StoreError, Unavailable):
             if self._last is None or self._last.cluster_uuid != membership.cluster_uuid:
                 self._last = await self._local_members(membership)
-        return self._last
+            return self._last
+        self._last = cluster_pb2.GetMembersResponse()
+        self._last.CopyFrom(answer)
+        self._last.current = False
+        return answer
 
     async def get_cluster(self) -> cluster_pb2.GetClusterResponse:
         """The whole picture at one revision, from etcd only: what may be old is not shown as present."""

@@ -5,8 +5,12 @@ Rules, in the order in which they are tried:
 1. A member whose host lost its data and asked to join anew is removed, so that the host can start clean.
 2. A learner that has caught up is promoted when that brings the wanted voters to an odd number.
 3. A member of a disabled host is removed.
-4. A voter that stayed silent for `strikes_limit` cycles is removed when a learner stands ready for its place.
-5. A host that asked to join is added as a learner.
+4. A voter that stayed silent for `strikes_limit` cycles is removed when another host can take its place, or
+   when the smaller quorum tolerates more (two silent of five: the three others tolerate one once they are
+   gone). Else it is kept, since it may come back with its data.
+5. A learner that is overdue is removed when it never started, answers but does not catch up, or stands in
+   another host's way.
+6. A host that asked to join, and whose service answers, is added as a learner.
 
 No removal and no promotion is planned that would leave fewer answering voters than the new quorum needs.
 Members are named by id and found by peer URL: a member that never started has no name.
@@ -23,7 +27,8 @@ class MemberView:
     """One etcd member as the leader sees it in this cycle.
 
     `name` is empty while the member never started; `answers` says whether it answered a status call just now;
-    `caught_up` is about learners; `strikes` counts the cycles in a row, this one included, without an answer.
+    `strikes` counts the cycles in a row, this one included, without an answer. About learners: `caught_up`,
+    and `overdue` once it was not ready to be promoted for the time that is allowed.
     """
 
     member_id: int
@@ -33,6 +38,7 @@ class MemberView:
     answers: bool
     caught_up: bool = False
     strikes: int = 0
+    overdue: bool = False
 
     @property
     def started(self) -> bool:
@@ -42,11 +48,15 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A host that has no data and wants a fresh member; `replaces` is the id of its lost member, or 0."""
+    """A host that has no data and wants a fresh member; `replaces` is the id of its lost member, or 0.
+
+    `alive` says whether the host's service answered just now.
+    """
 
     host: str
     peer_url: str
     replaces: int = 0
+    alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +103,16 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Take a member out of the cluster. `must_be_silent`: only if a fresh check still finds it silent."""
+    """Take a member out of the cluster. `must_be_silent`: only if a fresh check still finds it silent.
+
+    `withdraws_join`: the host's request to join ends with it, and the host is told the reason.
+    """
 
     member_id: int
     host: str
     reason: str
     must_be_silent: bool
+    withdraws_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ Step = AddLearner | Promote | Remove | Hold
 def plan_step(view: QuorumView) -> Step:
     """Return the one next step towards the wanted membership."""
     blocked: list[str] = []
-    for rule in (_replace_lost, _promote, _remove_disabled, _remove_silent, _add):
+    for rule in (_replace_lost, _promote, _remove_disabled, _remove_silent, _remove_overdue, _add):
         step = rule(view)
         if isinstance(step, Hold):
             blocked.append(step.reason)
@@ -126,11 +140,12 @@ def plan_step(view: QuorumView) -> Step:
 def finished_joins(view: QuorumView) -> tuple[str, ...]:
     """Hosts whose join request has no object any more: a member runs at their peer URL.
 
-    That holds for the member to be replaced too. A request must not lie about until that one is down for
-    another reason; a host that did lose its data repeats it.
+    That holds for the member to be replaced too, at whatever URL. A request must not lie about until that one
+    is down for another reason; a host that did lose its data repeats it.
     """
-    running = {member.peer_url for member in view.members if member.started and member.answers}
-    return tuple(join.host for join in view.joins if join.peer_url in running)
+    running = [member for member in view.members if member.started and member.answers]
+    urls, ids = {m.peer_url for m in running}, {m.member_id for m in running}
+    return tuple(join.host for join in view.joins if join.peer_url in urls or join.replaces in ids)
 
 
 def tolerated_failures(voters: int) -> int:
@@ -147,7 +162,11 @@ def removal_keeps_quorum(members: Iterable[MemberView], member_id: int) -> bool:
 
 
 def _majority_answers(voters: list[MemberView]) -> bool:
-    return bool(voters) and sum(voter.answers for voter in voters) > len(voters) // 2
+    return bool(voters) and sum(voter.answers for voter in voters) >= _majority(len(voters))
+
+
+def _majority(voters: int) -> int:
+    return voters // 2 + 1
 
 
 def _remove(view: QuorumView, member: MemberView, reason: str, must_be_silent: bool) -> Remove | Hold:
@@ -207,23 +226,56 @@ def _remove_disabled(view: QuorumView) -> Step | None:
 
 
 def _remove_silent(view: QuorumView) -> Step | None:
-    if not any(_ready(view, member) for member in view.learners):
+    silent = [v for v in view.voters if v.strikes >= view.strikes_limit and not v.answers]
+    if not silent:
         return None
-    for voter in view.voters:
-        if voter.strikes >= view.strikes_limit and not voter.answers:
-            return _remove(view, voter, f"it was silent for {voter.strikes} cycles", must_be_silent=True)
+    replaced = bool(_waiting(view)) or any(_ready(view, learner) for learner in view.learners)
+    if not replaced and not _tolerates_more_without(view, len(silent)):
+        return None
+    return _remove(view, silent[0], f"it was silent for {silent[0].strikes} cycles", must_be_silent=True)
+
+
+def _tolerates_more_without(view: QuorumView, silent: int) -> bool:
+    """Whether the answering voters could lose more of them once the silent ones don't count any more."""
+    voters = len(view.voters)
+    return _majority(voters - silent) < _majority(voters)
+
+
+def _remove_overdue(view: QuorumView) -> Step | None:
+    for learner in view.learners:
+        if not learner.overdue or _ready(view, learner):
+            continue
+        why = _why_overdue(learner)
+        if learner.started and not learner.answers and not _waiting(view):
+            return Hold(f"the learner of {view.host_of(learner)} is kept: {why}, and no other host waits")
+        return Remove(learner.member_id, view.host_of(learner), why, False, withdraws_join=True)
     return None
 
 
+def _why_overdue(learner: MemberView) -> str:
+    if not learner.started:
+        return "its etcd member never started in the time allowed"
+    if not learner.answers:
+        return "its etcd member was silent for the time allowed"
+    return "its etcd member did not catch up in the time allowed"
+
+
 def _waiting(view: QuorumView) -> list[JoinRequest]:
-    taken = {member.peer_url for member in view.members}
-    return [j for j in view.joins if j.peer_url not in taken and j.host in view.enabled_hosts]
+    """Requests that a learner can be added for: not those whose member stands, lost or not."""
+    return [join for join in _unserved(view) if join.alive]
+
+
+def _unserved(view: QuorumView) -> list[JoinRequest]:
+    urls, ids = {m.peer_url for m in view.members}, {m.member_id for m in view.members}
+    wanted = (join for join in view.joins if join.host in view.enabled_hosts)
+    return [join for join in wanted if join.peer_url not in urls and join.replaces not in ids]
 
 
 def _add(view: QuorumView) -> Step | None:
     waiting = _waiting(view)
     if not waiting:
-        return None
+        away = ", ".join(join.host for join in _unserved(view))
+        return Hold(f"{away} asked to join, but its service does not answer") if away else None
     first = waiting[0]
     if len(view.learners) >= view.max_learners:
         names = ", ".join(view.host_of(member) for member in view.learners)

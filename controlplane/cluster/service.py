@@ -15,6 +15,7 @@ from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
 from controlplane.cluster.etcd_runner import EtcdRunner
+from controlplane.cluster.etcd_space import SpaceKeeper
 from controlplane.cluster.hosts_admin import HostsAdmin
 from controlplane.cluster.keeper import Keeper
 from controlplane.cluster.leader import Leader
@@ -55,6 +56,7 @@ class ClusterService:
             settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own
         )
         self._keeper = Keeper(settings, self._supervisor, self._link)
+        self._space = SpaceKeeper(settings, self._link)
         self._leader = Leader(settings, self._supervisor, self._link, self._metrics)
         cli = CardCli(settings.card_cli, min(5.0, max(1.0, settings.cycle_seconds)))
         self._discovery = Discovery(settings, self._supervisor, self._link, cli)
@@ -92,6 +94,7 @@ class ClusterService:
         cycle = self._settings.cycle_seconds
         cycles = {
             "keeper": (self._keeper.cycle, lambda: min(cycle, KEEPER_SECONDS)),
+            "space": (self._space.cycle, lambda: cycle),
             "leader": (self._leader.cycle, lambda: self._leader.interval),
             "discovery": (self._discovery.cycle, lambda: cycle),
         }

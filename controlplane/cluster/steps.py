@@ -1,9 +1,12 @@
 """Carries out one membership step under the rule of `/cluster/step`.
 
 etcd can't fence a change of members by a transaction. So the leader writes down the step, checks that the
-members are still those it decided on and that its lease outlives the call by a second, acts, and clears
-the record. A new leader finds a record that was left, and clears it before it decides anything from a
-fresh list of members.
+members are still those it decided on, acts if its lease outlives the call by a second, and clears the record.
+The lease is looked at again right before each call is sent: a leader that was suspended after its checks
+wakes up with a lease that has ended, and does not act. A new leader finds the record that was left, and
+clears it before it decides anything from a fresh list of members.
+
+A raft leader whose member is to go hands raft's leadership over first, so that no read waits for an election.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from controlplane.cluster.observe import status_of
 from controlplane.cluster.quorum import AddLearner, Promote, Remove
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Leadership
-from controlplane.store.errors import OutcomeUnknown, RequestRefused, StoreUnavailable
+from controlplane.store.endpoints import canonical_endpoint
+from controlplane.store.errors import OutcomeUnknown, RequestRefused, StoreError, StoreUnavailable
 from controlplane.store.membership import (
     MEMBER_CALL_SECONDS,
     Member,
     add_learner,
     list_members,
+    move_raft_leader,
     promote_member,
     remove_member,
 )
@@ -28,6 +33,11 @@ from controlplane.store.step import MembershipStep, StepAction, begin_step, clea
 
 LEASE_MARGIN_SECONDS = 1.0
 SILENCE_CHECKS = 2
+
+
+class _LeaseTooShort(Exception):
+    """The leader's lease does not outlive the call that was about to be sent."""
+
 
 Action = AddLearner | Promote | Remove
 log = get_logger("membership")
@@ -53,7 +63,10 @@ async def carry_out(client: EtcdClient, leadership: Leadership, action: Action, 
         await clear_step(client, leadership, step)
         return f"{step.action} of {action.host} is put off: {obstacle}"
     try:
-        await _act(client, action)
+        await _act(client, leadership, action, seen)
+    except _LeaseTooShort:
+        await clear_step(client, leadership, step)
+        return f"{step.action} of {action.host} is not made: the leader's lease is too short for the call"
     except OutcomeUnknown as error:
         return (
             f"{step.action} of {action.host} got no answer ({error}); the next cycle looks what became of it"
@@ -89,15 +102,42 @@ async def _obstacle(client: EtcdClient, leadership: Leadership, action: Action, 
         for _ in range(SILENCE_CHECKS):
             if await status_of(client, member) is not None:
                 return "the member answers"
-    if not leadership.outlives(MEMBER_CALL_SECONDS + LEASE_MARGIN_SECONDS):
+    if not _lease_is_long_enough(leadership):
         return "the leader's lease is too short for the call"
     return ""
 
 
-async def _act(client: EtcdClient, action: Action) -> None:
+def _lease_is_long_enough(leadership: Leadership) -> bool:
+    return leadership.outlives(MEMBER_CALL_SECONDS + LEASE_MARGIN_SECONDS)
+
+
+async def _act(client: EtcdClient, leadership: Leadership, action: Action, seen: list[Member]) -> None:
+    def guard() -> None:
+        if not _lease_is_long_enough(leadership):
+            raise _LeaseTooShort
+
     if isinstance(action, AddLearner):
-        await add_learner(client, action.peer_url)
+        await add_learner(client, action.peer_url, guard=guard)
     elif isinstance(action, Promote):
-        await promote_member(client, action.member_id)
+        await promote_member(client, action.member_id, guard=guard)
     else:
-        await remove_member(client, action.member_id)
+        await _hand_raft_over(client, action, seen)
+        await remove_member(client, action.member_id, guard=guard)
+
+
+async def _hand_raft_over(client: EtcdClient, action: Remove, seen: list[Member]) -> None:
+    """Let another voter lead raft when the member to be removed does. The removal goes on without it too."""
+    leaving = next((m for m in seen if m.id == action.member_id), None)
+    status = await status_of(client, leaving) if leaving is not None else None
+    if leaving is None or status is None or status.leader_id != leaving.id:
+        return
+    for heir in seen:
+        if heir.learner or heir.id == leaving.id or await status_of(client, heir) is None:
+            continue
+        try:
+            await move_raft_leader(client, canonical_endpoint(leaving.client_urls[0]), heir.id)
+        except (StoreError, KeyError) as error:
+            log.info("raft leadership not handed over", host=action.host, reason=str(error))
+        else:
+            log.info("raft leadership handed over", leaving=action.host, to=heir.name)
+        return

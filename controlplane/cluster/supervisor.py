@@ -1,8 +1,8 @@
 """Keeps the host's etcd member running.
 
-It starts and restarts it, replaces it when its data are lost or foreign, and notices when it was removed.
-A life of the member is: find out what to start (nothing, a new cluster, the data that are there, or a
-fresh member that the other hosts agree to), start it, attend to it, and judge its end.
+It starts and restarts it, replaces it when its data are lost, damaged or foreign or when the host moved, and
+notices when it was removed. A life of the member is: find out what to start (nothing, a new cluster, the data
+that are there, or a fresh member that the other hosts agree to), start it, attend to it, and judge its end.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from dataclasses import replace
 
 from controlplane.base.backoff import Backoff, Clock
 from controlplane.base.logging import get_logger
-from controlplane.cluster import member_client
-from controlplane.cluster.errors import ClusterError, NotFound, Unavailable
 from controlplane.cluster.etcd_binary import EtcdBinaryError
-from controlplane.cluster.etcd_runner import EtcdExit, EtcdRunner, EtcdStart, set_data_aside
+from controlplane.cluster.etcd_ends import LOW_DISK_BYTES, EndKind, free_bytes, judge_end
+from controlplane.cluster.etcd_runner import EtcdExit, EtcdRunner, EtcdRunnerError, EtcdStart, set_data_aside
 from controlplane.cluster.etcd_wal import MemberIds, data_ids, has_data
-from controlplane.cluster.membership_file import Membership, MembershipFile, PeerHost
+from controlplane.cluster.member_places import ALONE, ask_for_place, was_removed
+from controlplane.cluster.membership_file import Membership, MembershipFile, MembershipFileError, PeerHost
 from controlplane.cluster.settings import ClusterSettings
 
 STARTING_POLL_SECONDS = 0.1
 STABLE_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.3, 5.0
-# Go's exit code of a panic. etcd panics when its log is truncated, older than the cluster's, or another
-# member's; a taken port or a bad flag ends it with 1.
-PANIC = 2
-PANICS_LIMIT = 3
+BAD_DATA_LIMIT = 3
+# How long a member may know no leader before the other hosts are asked whether it still is one.
+LONELY_SECONDS = 5.0
 
 log = get_logger("member")
 
@@ -37,10 +36,11 @@ Probe = Callable[[], Awaitable[MemberIds | None]]
 
 
 class MemberSupervisor:
-    """One host's etcd member. `probe` asks it for its ids, within a deadline of its own; None = no answer.
+    """One host's etcd member. `probe` asks it for its ids, within a deadline of its own; None = no answer, or
+    it knows no leader.
 
     `listeners` are set at each change of the membership.
-    Raises MembershipFileError from the constructor when what the host knew can't be read.
+    Raises MembershipFileError from the constructor when what the host knew can't be used.
     """
 
     def __init__(
@@ -57,10 +57,16 @@ class MemberSupervisor:
         self._probe = probe
         self._clock = clock
         self._membership = file.load()
-        self._granted = False  # a place that was just given: start clean, whatever lies in the data directory
+        if self._membership is not None and self._membership.host != settings.host:
+            known = self._membership.host
+            raise MembershipFileError(
+                f"this host is {known} in cluster {self._membership.cluster_name}, but AWC_HOST is "
+                f"{settings.host}: set AWC_HOST back, or run remove_node -n {known} first"
+            )
         self._changed = asyncio.Event()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self._panics = 0
+        self._bad_data_ends = 0
+        self._ask_again_at: float | None = None
         self.problem = ""
         self.listeners: list[asyncio.Event] = []
 
@@ -70,18 +76,23 @@ class MemberSupervisor:
         return self._membership
 
     def take_place(self, membership: Membership) -> None:
-        """Begin a clean member in this place; a member that runs is stopped first."""
-        self._granted = True
-        self._set(membership)
+        """Begin a clean member in this place; a member that runs is stopped first. Raises OSError."""
+        self._set(replace(membership, fresh=True))
 
     def note_peers(self, peers: tuple[PeerHost, ...]) -> None:
         """Remember the other hosts: they are who a host without data turns to."""
-        if self._membership is not None and peers and self._membership.peers != peers:
-            self._membership = replace(self._membership, peers=peers)
-            self._file.save(self._membership)
+        if self._membership is None or not peers or self._membership.peers == peers:
+            return
+        known = replace(self._membership, peers=peers)
+        try:
+            self._file.save(known)
+        except OSError as error:
+            self._report(f"the other hosts can't be written down: {error}")
+            return
+        self._membership = known
 
     def creation_complete(self) -> None:
-        """The first records of a cluster that was created here are written."""
+        """The first records of a cluster that was created here are written. Raises OSError."""
         if self._membership is not None and self._membership.phase == "creating":
             self._set(replace(self._membership, phase="member"))
 
@@ -97,7 +108,12 @@ class MemberSupervisor:
         """Supervise until cancelled, then stop the member."""
         try:
             while True:
-                await self._one_life()
+                try:
+                    await self._one_life()
+                except (OSError, EtcdBinaryError, EtcdRunnerError) as error:
+                    self._report(f"etcd can't be run: {error}")
+                    await self._runner.stop()
+                    await self._pause()
         finally:
             await self._runner.stop()
 
@@ -105,37 +121,59 @@ class MemberSupervisor:
         membership = await self._place()
         if membership is None:
             return
-        try:
-            await self._runner.start(self._start_of(membership))
-        except (OSError, EtcdBinaryError) as error:
-            self._report(f"etcd can't be started: {error}")
-            await self._pause()
-            return
+        await self._runner.start(self._start_of(membership))
         began = self._clock()
+        self._ask_again_at = None
         ended = await self._attend(membership.cluster_uuid)
         if self._clock() - began >= STABLE_SECONDS:
             self._backoff.reset()
-            self._panics = 0
+            self._bad_data_ends = 0
         if ended is not None:
             await self._judge_end(ended)
 
     async def _place(self) -> Membership | None:
-        """Return the place to start in; None when the question has to be asked again."""
+        """Return the place to start in; None when the question has to be asked again. Raises OSError."""
         while self._membership is None:
             self._changed.clear()
             await self._changed.wait()
+        membership, data_dir = self._membership, self._settings.data_dir
+        if self._disk_is_full():
+            await self._pause()
+            return None
+        if membership.fresh:
+            set_data_aside(data_dir)
+            self._set(replace(membership, fresh=False))
+            return self._membership
+        if membership.peer_url != self._settings.peer_url:
+            await self._ask_for_place(membership, self._moved_text(membership))
+            return None
+        if membership.phase != "creating" and not has_data(data_dir):
+            await self._ask_for_place(membership, "etcd's data are lost")
+            return None
+        if (ids := data_ids(data_dir)) is not None and _foreign(membership, ids):
+            self._report(_foreign_text(membership, ids))
+            set_data_aside(data_dir)
+            return None
+        return membership
+
+    def _disk_is_full(self) -> bool:
+        """Whether etcd could not write now: it is not started then, and nothing concluded from its data."""
         data_dir = self._settings.data_dir
-        if self._granted:
-            self._granted = False
-            set_data_aside(data_dir)
-        elif self._membership.phase != "creating" and not has_data(data_dir):
-            await self._ask_for_place(self._membership)
-            return None
-        elif (ids := data_ids(data_dir)) is not None and _foreign(self._membership, ids):
-            self._report(_foreign_text(self._membership, ids))
-            set_data_aside(data_dir)
-            return None
-        return self._membership
+        data_dir.mkdir(parents=True, exist_ok=True)
+        full = free_bytes(data_dir) < LOW_DISK_BYTES
+        if full:
+            self._report(
+                f"the disk of {data_dir} is full: free some space; etcd is started then, with the data it has"
+            )
+        return full
+
+    def _moved_text(self, membership: Membership) -> str:
+        text = (
+            f"the etcd peer URL of this host changed from {membership.peer_url} to {self._settings.peer_url}"
+        )
+        if membership.peers:
+            return text
+        return f"{text}: set AWC_ADDRESS and AWC_ETCD_PEER_PORT back"
 
     def _start_of(self, membership: Membership) -> EtcdStart:
         settings = self._settings
@@ -174,13 +212,16 @@ class MemberSupervisor:
 
     async def _reason_to_stop(self, cluster_uuid: str) -> str:
         membership = self._membership
-        if membership is None or self._granted or membership.cluster_uuid != cluster_uuid:
+        if membership is None or membership.fresh or membership.cluster_uuid != cluster_uuid:
             return "the host got another place"
         if membership.has_run and not has_data(self._settings.data_dir):
             return "its data directory was lost"
         ids = await self._probe()
-        if ids is None or self._membership is not membership:
+        if self._membership is not membership:
             return ""
+        if ids is None:
+            return await self._reason_of_silence(membership)
+        self._ask_again_at = None
         if _foreign(membership, ids):
             set_data_aside(self._settings.data_dir)
             return _foreign_text(membership, ids)
@@ -190,66 +231,68 @@ class MemberSupervisor:
             log.info("etcd member runs", member=f"{ids.member_id:x}", etcd_cluster=f"{ids.cluster_id:x}")
         return ""
 
+    async def _reason_of_silence(self, membership: Membership) -> str:
+        """A member that was removed while it was cut off may not hear of it: ask the others now and then."""
+        now = self._clock()
+        if self._ask_again_at is None:
+            self._ask_again_at = now + LONELY_SECONDS
+        if now < self._ask_again_at:
+            return ""
+        self._ask_again_at = now + LONELY_SECONDS
+        if not await was_removed(membership):
+            return ""
+        set_data_aside(self._settings.data_dir)
+        return "the member was removed from the cluster"
+
     async def _judge_end(self, ended: EtcdExit) -> None:
-        """A removed member exits with code 0, but so may one that was told to: ask the others first."""
+        """A removed member exits with code 0, and one that never ran with any: ask the others first."""
         membership = self._membership
-        if membership is not None and ended.code == 0 and await self._was_removed(membership):
+        if membership is None:
+            return
+        if (ended.code == 0 or not membership.has_run) and await was_removed(membership):
             self._report("the member was removed from the cluster")
             set_data_aside(self._settings.data_dir)
             return
-        self._report(f"etcd ended with code {ended.code}: {ended.last_words}")
-        self._panics = self._panics + 1 if ended.code == PANIC else 0
-        if self._panics >= PANICS_LIMIT and membership is not None and membership.peers:
-            self._panics = 0
-            self._report(f"its data can't be used, etcd panicked {PANICS_LIMIT} times in a row")
-            set_data_aside(self._settings.data_dir)
+        kind = judge_end(ended, free_bytes(self._settings.data_dir))
+        told = f"etcd ended with code {ended.code}" + (f": {ended.last_words}" if ended.last_words else "")
+        if kind is EndKind.BAD_DATA:
+            self._judge_data(membership, told)
+        else:
+            self._bad_data_ends = 0
+            if kind is EndKind.DISK_FULL:
+                told += f"; the disk of {self._settings.data_dir} is full: free some space, the data are kept"
+            self._report(told)
         await self._pause()
 
-    async def _was_removed(self, membership: Membership) -> bool:
-        for peer in membership.peers:
-            try:
-                answer = await member_client.members_of(peer.api)
-            except ClusterError:
-                continue
-            if answer.cluster_uuid == membership.cluster_uuid:
-                return f"{membership.member_id:016x}" not in {m.member_id for m in answer.members}
-        return False
+    def _judge_data(self, membership: Membership, told: str) -> None:
+        """Data that etcd can't use, several times in a row, are replaced through the others, if there are."""
+        self._bad_data_ends += 1
+        if self._bad_data_ends < BAD_DATA_LIMIT:
+            self._report(told)
+        elif membership.peers:
+            self._bad_data_ends = 0
+            self._report(f"{told}; its data can't be used, it failed {BAD_DATA_LIMIT} times in a row")
+            set_data_aside(self._settings.data_dir)
+        else:
+            self._report(f"{told}; its data can't be used, and {ALONE}")
 
-    async def _ask_for_place(self, membership: Membership) -> None:
-        """Ask the other hosts, in turn, for a fresh member in place of the lost one."""
-        if not membership.peers:
-            self._report(
-                "etcd's data are lost and no other host has them: restore the data directory, or remove "
-                "member.json and create the cluster anew"
-            )
-        request = member_client.join_request(self._settings, rejoin=True)
-        for peer in membership.peers:
-            try:
-                answer = await member_client.join(peer.api, request)
-            except Unavailable as error:
-                self._report(f"etcd's data are lost; {error}")
-                continue
-            except NotFound as error:
-                self._leave(str(error))
-                return
-            except ClusterError as error:
-                self._report(f"etcd's data are lost; {peer.host} gives no new place: {error}")
-                continue
-            if answer.cluster_uuid != membership.cluster_uuid:
-                self._report(
-                    f"{peer.host} is now in another cluster, {answer.cluster_uuid}; it can give no place"
-                )
-                continue
-            if answer.accepted:
-                self.take_place(place_of(answer, membership.peers))
-                return
-            self._report(f"etcd's data are lost; a new place is asked for: {answer.reason}")
+    async def _ask_for_place(self, membership: Membership, why: str) -> None:
+        answer = await ask_for_place(self._settings, membership)
+        if self._membership is not membership:
+            return
+        if answer.place is not None:
+            self.take_place(answer.place)
+            return
+        if answer.left:
+            self._leave(answer.left)
+            return
+        self._report(f"{why}; {answer.awaited}")
         await self._pause()
 
     def _leave(self, reason: str) -> None:
         log.warning("host left the cluster", reason=reason)
-        self._membership = None
         self._file.remove()
+        self._membership = None
         self.problem = reason
         self._backoff.reset()
         self._announce()
@@ -278,18 +321,6 @@ class MemberSupervisor:
                 await self._changed.wait()
         except TimeoutError:
             return
-
-
-def place_of(answer: member_client.Join, peers: tuple[PeerHost, ...]) -> Membership:
-    """Return the place that an accepted join gives."""
-    return Membership(
-        phase="joining",
-        cluster_uuid=answer.cluster_uuid,
-        cluster_name=answer.cluster_name,
-        initial_cluster=answer.initial_cluster,
-        member_id=int(answer.member_id, 16),
-        peers=peers,
-    )
 
 
 def _foreign(membership: Membership, ids: MemberIds) -> bool:

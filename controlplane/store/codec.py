@@ -49,6 +49,10 @@ class Fields:
             raise RecordError(f"{name} is empty")
         return value
 
+    def optional_text(self, name: str) -> str:
+        """A string that older writers did not write; empty when it is missing."""
+        return self.text(name, empty=True) if name in self._values else ""
+
     def integer(self, name: str, low: int, high: int) -> int:
         """A whole number from `low` to `high`."""
         value = self._typed(name, int, "a whole number")

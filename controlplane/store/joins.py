@@ -15,11 +15,16 @@ JOINS_PREFIX = schema.CLUSTER_PREFIX + b"joins/"
 
 @dataclass(frozen=True, slots=True)
 class JoinRecord:
-    """One request. `replaces` is the id of the member whose data the host lost; 0 when it never had one."""
+    """One request. `replaces` is the id of the member whose data the host lost; 0 when it never had one.
+
+    With `refused` it is no request any more: it says why the host's last place was taken back, until the host
+    asks again.
+    """
 
     host: str
     peer_url: str
     replaces: int = 0
+    refused: str = ""
 
 
 def _key(host: str) -> bytes:
@@ -33,10 +38,24 @@ async def read_joins(client: EtcdClient) -> tuple[JoinRecord, ...]:
     return tuple(_decode(pair.key, pair.value) for pair in pairs)
 
 
-async def write_join(client: EtcdClient, record: JoinRecord) -> bool:
-    """Make or change a host's request; True when that took a write. Raises StoreError."""
-    value = codec.encode({"peer_url": record.peer_url, "replaces": record.replaces})
-    return await put_if_changed(client, _key(record.host), value)
+async def write_join(client: EtcdClient, record: JoinRecord, fence: Leadership | None = None) -> bool:
+    """Make or change a host's request; True when that took a write.
+
+    A request that was refused is made anew, behind those of other hosts. Raises LeadershipLost, StoreError.
+    """
+    pair = await client.get(_key(record.host))
+    if pair is not None and not record.refused and _decode(pair.key, pair.value).refused:
+        await clear_join(client, record.host, fence)
+    fields: dict[str, object] = {"peer_url": record.peer_url, "replaces": record.replaces}
+    if record.refused:
+        fields["refused"] = record.refused
+    return await put_if_changed(client, _key(record.host), codec.encode(fields), fence)
+
+
+async def read_join(client: EtcdClient, host: str) -> JoinRecord | None:
+    """One host's request. Raises StoreError, or RecordError."""
+    pair = await client.get(_key(host))
+    return None if pair is None else _decode(pair.key, pair.value)
 
 
 async def clear_join(client: EtcdClient, host: str, fence: Leadership | None = None) -> bool:
@@ -47,4 +66,5 @@ async def clear_join(client: EtcdClient, host: str, fence: Leadership | None = N
 def _decode(key: bytes, value: bytes) -> JoinRecord:
     fields = codec.Fields(value)
     host = unquote(key.removeprefix(JOINS_PREFIX).decode("ascii", "replace"))
-    return JoinRecord(host, fields.text("peer_url"), fields.integer("replaces", 0, 2**64 - 1))
+    replaces = fields.integer("replaces", 0, 2**64 - 1)
+    return JoinRecord(host, fields.text("peer_url"), replaces, fields.optional_text("refused"))

@@ -6,8 +6,9 @@ OutcomeUnknown; list the members to see what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from akv.etcd import etcd_pb2 as pb
 
@@ -15,6 +16,11 @@ from controlplane.store.client import EtcdClient
 
 MEMBER_CALL_SECONDS = 2.0
 DEFRAGMENT_SECONDS = 30.0
+
+T = TypeVar("T")
+
+# Called right before a change is sent; it raises when the change must not be made any more.
+Guard = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ async def list_members(
 
 
 async def add_learner(
-    client: EtcdClient, peer_url: str, *, seconds: float = MEMBER_CALL_SECONDS
+    client: EtcdClient, peer_url: str, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
 ) -> tuple[Member, list[Member]]:
     """Add a learner; returns it and all members. Raises StoreError.
 
@@ -77,28 +83,34 @@ async def add_learner(
     for 10 s at least. RequestRefused: TOO_MANY_LEARNERS, PEER_URL_EXISTS, NOT_ENOUGH_STARTED.
     """
     request = pb.MemberAddRequest(peer_urls=[peer_url], is_learner=True)
-    answer = await client.write(lambda e: e.cluster.MemberAdd, request, seconds)
+    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberAdd), request, seconds)
     return _member(answer.member), _members(answer.members)
 
 
 async def remove_member(
-    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS
+    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
 ) -> list[Member]:
     """Remove a member; returns those that stay. Raises StoreError (RequestRefused: MEMBER_NOT_FOUND)."""
-    answer = await client.write(
-        lambda e: e.cluster.MemberRemove, pb.MemberRemoveRequest(id=member_id), seconds
-    )
+    request = pb.MemberRemoveRequest(id=member_id)
+    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberRemove), request, seconds)
     return _members(answer.members)
 
 
 async def promote_member(
-    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS
+    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
 ) -> list[Member]:
     """Make a learner a voter; returns all members. Raises StoreError (RequestRefused: LEARNER_NOT_READY)."""
-    answer = await client.write(
-        lambda e: e.cluster.MemberPromote, pb.MemberPromoteRequest(id=member_id), seconds
-    )
+    request = pb.MemberPromoteRequest(id=member_id)
+    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberPromote), request, seconds)
     return _members(answer.members)
+
+
+async def move_raft_leader(
+    client: EtcdClient, endpoint: str, target_id: int, *, seconds: float = MEMBER_CALL_SECONDS
+) -> None:
+    """Let the voter `target_id` lead raft; asked of the present leader. Raises StoreError, or KeyError."""
+    request = pb.MoveLeaderRequest(target_id=target_id)
+    await client.ask(endpoint, lambda e: e.maintenance.MoveLeader, request, seconds)
 
 
 async def member_status(client: EtcdClient, endpoint: str, *, seconds: float = 0.5) -> MemberStatus:
@@ -143,6 +155,11 @@ async def compact(client: EtcdClient, revision: int, *, seconds: float = MEMBER_
 async def defragment(client: EtcdClient, endpoint: str, *, seconds: float = DEFRAGMENT_SECONDS) -> None:
     """Give freed space of the member at `endpoint` back; it serves nothing meanwhile. Raises StoreError."""
     await client.ask(endpoint, lambda e: e.maintenance.Defragment, pb.DefragmentRequest(), seconds)
+
+
+def _guarded(guard: Guard, rpc: T) -> T:
+    guard()
+    return rpc
 
 
 def _members(members: Iterable[pb.Member]) -> list[Member]:

@@ -17,6 +17,8 @@ from controlplane.cluster.membership_file import (
 
 MEMBERSHIP = Membership(
     "member",
+    "h1",
+    "http://127.0.0.1:2380",
     "5f0c",
     "kv-cache",
     "h1=http://127.0.0.1:2380",
@@ -48,7 +50,7 @@ def test_every_torn_prefix_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [('"version": 1', '"version": 2'), ('"member"', '"retired"'), ('"5f0c"', '""'), ('"peers"', '"friends"')],
+    [('"version": 2', '"version": 3'), ('"member"', '"retired"'), ('"5f0c"', '""'), ('"peers"', '"friends"')],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, change: tuple[str, str]) -> None:
     file = MembershipFile(tmp_path)
