@@ -1,4 +1,4 @@
-"""Files that an operator names: read only where they are files, and never more than is sensible."""
+"""Files that operators and other programs see: read with bounds, and replaced in whole."""
 
 from __future__ import annotations
 
@@ -26,3 +26,27 @@ def read_bounded(path: Path, limit: int) -> bytes:
             size = os.fstat(descriptor).st_size
             raise NotReadableError(f"has {size} bytes; at most {limit} are read: is it the right file?")
     return data
+
+
+def write_atomically(path: Path, text: str, mode: int, *, durable: bool = False) -> None:
+    """Replace the file by one with `text`; a reader sees the old or the new one in whole. Raises OSError.
+
+    What could not be written in whole is removed again: on a full disk it would keep the last blocks.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        _write(temporary, text, mode, durable=durable)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, text: str, mode: int, *, durable: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(descriptor)

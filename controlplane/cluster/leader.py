@@ -6,26 +6,20 @@ cycle, whether the place is free.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from controlplane.base.logging import get_logger
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.errors import ClusterError
+from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.link import EtcdLink
-from controlplane.cluster.metric_source import MetricSource
 from controlplane.cluster.quorum_mover import QuorumMover
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
-from controlplane.cluster.verdicts import HealthChanges, plan_health
-from controlplane.model.cards import ClusterSnapshot, Health
-from controlplane.store.client import EtcdClient
+from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.codec import RecordError
 from controlplane.store.election import Leadership, LeadershipLost, campaign, read_leader
 from controlplane.store.errors import StoreError
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_members
-from controlplane.store.writes import delete_health, write_health
 
 # A membership call (2 s) and its margin must fit into what is left between two renewals (every third of
 # this).
@@ -36,21 +30,19 @@ log = get_logger("leader")
 
 
 class Leader:
-    """One host's part in the election and the leader's work. `wall_clock` gives Unix seconds."""
+    """One host's part in the election and the leader's work."""
 
     def __init__(
         self,
         settings: ClusterSettings,
         supervisor: MemberSupervisor,
         link: EtcdLink,
-        metrics: MetricSource,
-        wall_clock: Callable[[], float] = time.time,
+        health: HealthRound,
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._link = link
-        self._metrics = metrics
-        self._wall_clock = wall_clock
+        self._health = health
         self._leadership: Leadership | None = None
         self._cycles_led = 0
         self._mover = QuorumMover(settings, link)
@@ -118,6 +110,7 @@ class Leader:
             if won is not None:
                 self._leadership, self._cycles_led = won, 0
                 self._mover = QuorumMover(self._settings, self._link)
+                self._health.begin_term()
                 log.info("leadership won", term=won.term)
         return self._leadership
 
@@ -129,31 +122,7 @@ class Leader:
     async def _work(self, leadership: Leadership, picture: ClusterSnapshot) -> str:
         warming_up = self._cycles_led < self._settings.warmup_cycles
         self._cycles_led += 1
-        health = await self._write_health(leadership, picture, warming_up)
+        health = await self._health.run(self._link.client, leadership, picture, warming_up)
         quorum = await self._mover.move(leadership, picture, warming_up)
         warm = " (warming up)" if warming_up else ""
         return f"leading{warm}: {health}; {quorum}"
-
-    async def _write_health(self, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool) -> str:
-        with_cards = {card.host for card in picture.cards}
-        exporters = {
-            record.host: record.addresses["exporter"]
-            for record in picture.hosts
-            if record.enabled and record.host in with_cards and "exporter" in record.addresses
-        }
-        samples = await self._metrics.read(exporters)
-        doubtful = {(r.host, r.name) for r in picture.unreadable if r.kind == "card"}
-        now = self._wall_clock()
-        changes = plan_health(picture.cards, picture.health, samples, now, warming_up, frozenset(doubtful))
-        await self._apply(self._link.client, leadership, changes)
-        return f"{len(picture.cards)} cards, health of {len(changes.put)} changed"
-
-    async def _apply(self, client: EtcdClient, leadership: Leadership, changes: HealthChanges) -> None:
-        for record in changes.put:
-            await write_health(client, record, leadership)
-            word = Health(record.health_xdp).name.lower()
-            log.info(
-                "health", serial=record.xdp_serial, host=record.host, health_xdp=word, reason=record.reason
-            )
-        for host, device in changes.gone:
-            await delete_health(client, host, device, leadership)

@@ -16,18 +16,24 @@ from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
 from controlplane.cluster.etcd_runner import EtcdRunner
 from controlplane.cluster.etcd_space import SpaceKeeper
+from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.hosts_admin import HostsAdmin
 from controlplane.cluster.keeper import Keeper
 from controlplane.cluster.leader import Leader
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import MembershipFile
-from controlplane.cluster.metric_source import ExporterSource
+from controlplane.cluster.metric_source import ExporterSource, MetricSource
+from controlplane.cluster.monitoring import Monitoring
+from controlplane.cluster.packet_loss import LossLimits
+from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 
 KEEPER_SECONDS = 1.0
 METRICS_SECONDS = 2.0
+# A metric that was not scraped this many times in a row is stale.
+SCRAPES_KEPT = 3
 
 log = get_logger("service")
 
@@ -50,14 +56,17 @@ class ClusterService:
     def __init__(self, settings: ClusterSettings, runner: EtcdRunner | None = None) -> None:
         self._settings = settings
         self._link = EtcdLink(settings.client_url)
-        self._metrics = ExporterSource(METRICS_SECONDS)
+        self._metrics = _metric_source(settings)
         chosen = runner or ChildEtcd(lambda: find_etcd(settings.etcd_binary).path)
         self._supervisor = MemberSupervisor(
             settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own
         )
         self._keeper = Keeper(settings, self._supervisor, self._link)
         self._space = SpaceKeeper(settings, self._link)
-        self._leader = Leader(settings, self._supervisor, self._link, self._metrics)
+        limits = LossLimits(settings.ping_loss_percent, settings.ping_loss_percent / 2)
+        health = HealthRound(self._metrics, limits)
+        self._leader = Leader(settings, self._supervisor, self._link, health)
+        self._monitoring = Monitoring(settings, self._supervisor, self._link)
         cli = CardCli(settings.card_cli, min(5.0, max(1.0, settings.cycle_seconds)))
         self._discovery = Discovery(settings, self._supervisor, self._link, cli)
         self._administration = Administration(settings, self._supervisor)
@@ -97,6 +106,7 @@ class ClusterService:
             "space": (self._space.cycle, lambda: cycle),
             "leader": (self._leader.cycle, lambda: self._leader.interval),
             "discovery": (self._discovery.cycle, lambda: cycle),
+            "monitoring": (self._monitoring.cycle, lambda: cycle),
         }
         tasks = [asyncio.create_task(self._supervisor.run(), name="supervisor")]
         for name, (work, interval) in cycles.items():
@@ -116,6 +126,13 @@ class ClusterService:
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+
+
+def _metric_source(settings: ClusterSettings) -> MetricSource:
+    if settings.metrics == "exporters":
+        return ExporterSource(METRICS_SECONDS)
+    max_age = settings.scrape_seconds * SCRAPES_KEPT
+    return PrometheusSource(settings.prometheus_url, METRICS_SECONDS, max_age)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -9,9 +9,15 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from controlplane.base.addresses import AddressError, HostPort, canonical_address, is_loopback
+from controlplane.base.addresses import (
+    AddressError,
+    HostPort,
+    canonical_address,
+    is_loopback,
+    parse_host_port,
+)
 from controlplane.cluster.envfile import SettingsError, read_env_file
 
 MAIN_FILE = "awide-cluster.env"
@@ -45,6 +51,13 @@ class ClusterSettings:
     card_cli: tuple[str, ...]
     cycle_seconds: float
     exporter_port: int
+    ping_port: int
+    data_addresses: tuple[str, ...]
+    metrics: Literal["prometheus", "exporters"]
+    prometheus_url: str
+    monitoring_dir: Path
+    scrape_seconds: float
+    ping_loss_percent: float
     warmup_cycles: int
     bad_member_strikes: int
     witness: bool
@@ -60,6 +73,13 @@ class ClusterSettings:
     def exporter_endpoint(self) -> str:
         """ADDRESS:PORT of the host's card exporter."""
         return str(HostPort(self.address, self.exporter_port))
+
+    @property
+    def ping_endpoint(self) -> str:
+        """ADDRESS:PORT of the host's ping exporter; empty for a witness without a data address."""
+        if self.witness and not self.data_addresses:
+            return ""
+        return str(HostPort(self.address, self.ping_port))
 
     @property
     def client_url(self) -> str:
@@ -79,6 +99,8 @@ class ClusterSettings:
             "exporter": self.exporter_endpoint,
             "etcd_client": self.client_url,
             "etcd_peer": self.peer_url,
+            **({"ping": self.ping_endpoint} if self.ping_endpoint else {}),
+            **({"data": ",".join(self.data_addresses)} if self.data_addresses else {}),
         }
 
 
@@ -144,6 +166,26 @@ def _address(text: str) -> str:
         return canonical_address(text)
     except AddressError as error:
         raise ValueError(f"{error}; write the literal address of this host, not a name") from None
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(sorted({_address(part.strip()) for part in text.split(",") if part.strip()}))
+
+
+def _metrics(text: str) -> str:
+    if text not in {"prometheus", "exporters"}:
+        raise ValueError("where metrics come from: write prometheus, or exporters to ask these directly")
+    return text
+
+
+def _url(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if scheme != "http":
+        raise ValueError("not an http:// URL: write http://ADDRESS:PORT")
+    try:
+        return parse_host_port(rest.removesuffix("/")).url("http")
+    except AddressError as error:
+        raise ValueError(f"{error}; write http://ADDRESS:PORT") from None
 
 
 def _directory(text: str) -> Path:
@@ -217,6 +259,13 @@ _KEYS = {
     "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),
     "AWC_CYCLE_SECONDS": _Key("cycle_seconds", _number(float, 0.1, 3600), "6"),
     "AWC_EXPORTER_PORT": _Key("exporter_port", _PORT, "7891"),
+    "AWC_PING_PORT": _Key("ping_port", _PORT, "9427"),
+    "AWC_DATA_ADDRESSES": _Key("data_addresses", _addresses, ""),
+    "AWC_METRICS": _Key("metrics", _metrics, "prometheus"),
+    "AWC_PROMETHEUS_URL": _Key("prometheus_url", _url, "http://127.0.0.1:9090"),
+    "AWC_MONITORING_DIR": _Key("monitoring_dir", _directory, "/srv/docker/awide/monitoring"),
+    "AWC_SCRAPE_SECONDS": _Key("scrape_seconds", _number(float, 0.1, 60), "5"),
+    "AWC_PING_LOSS_PERCENT": _Key("ping_loss_percent", _number(float, 1, 100), "50"),
     "AWC_WITNESS": _Key("witness", _flag, "0"),
     "AWC_SECURITY": _Key("security", _security, ""),
     "AWC_XDP_SERIALS": _Key("xdp_serials", _serials, ""),
@@ -226,12 +275,19 @@ _KEYS = {
 
 
 def _cross_check(settings: ClusterSettings) -> None:
-    ports = (settings.api_port, settings.etcd_client_port, settings.etcd_peer_port, settings.exporter_port)
+    ports = (
+        settings.api_port,
+        settings.etcd_client_port,
+        settings.etcd_peer_port,
+        settings.exporter_port,
+        settings.ping_port,
+    )
     if len(set(ports)) != len(ports):
         raise SettingsError(
-            "AWC_API_PORT, AWC_ETCD_CLIENT_PORT, AWC_ETCD_PEER_PORT and AWC_EXPORTER_PORT are "
+            "AWC_API_PORT, AWC_ETCD_CLIENT_PORT, AWC_ETCD_PEER_PORT, AWC_EXPORTER_PORT and AWC_PING_PORT are "
             f"{', '.join(map(str, ports))}: give each its own port"
         )
+    _check_prometheus(settings)
     if not is_loopback(settings.address):
         raise SettingsError(
             f"AWC_ADDRESS={settings.address} is not a loopback address, and AWC_SECURITY={INSECURE_LOOPBACK} "
@@ -241,4 +297,14 @@ def _cross_check(settings: ClusterSettings) -> None:
         raise SettingsError(
             f"AWC_STATE_DIR={settings.state_dir} lies in AWC_DATA_DIR, so both would be lost together: "
             "choose another directory"
+        )
+
+
+def _check_prometheus(settings: ClusterSettings) -> None:
+    host = parse_host_port(settings.prometheus_url.removeprefix("http://")).host
+    if host != settings.address and not is_loopback(host):
+        raise SettingsError(
+            f"AWC_PROMETHEUS_URL={settings.prometheus_url} is neither a loopback address nor AWC_ADDRESS: "
+            "what decides the health of cards would come unencrypted over the network; use this "
+            "host's own Prometheus"
         )

@@ -1,38 +1,46 @@
-"""Health of cards from what the exporters say: pure functions over records, samples and time.
+"""Health of one card from the evidence of one cycle, and the record that follows: pure functions.
 
-A card is sick only on evidence about the card itself. An exporter that is away, a metric that is missing
-or one with another serial is unknown; a new leader in its warm-up writes neither sick nor unknown.
+A card is sick only on evidence about the card itself, or when several hosts lose its data addresses. An
+exporter that is away, a metric that is missing or one with another serial is unknown; a new leader in its
+warm-up writes neither sick nor unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from controlplane.cluster.evidence import HostSample
+from controlplane.cluster.packet_loss import LossFinding
 from controlplane.model.cards import CardRecord, Health, HealthRecord
 
-
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """What one host's exporter said: `status` maps serial to xdp_service_status, or `error` says why not."""
-
-    status: Mapping[str, float]
-    error: str = ""
+LOSS = "packet loss"
+NO_FINDING = LossFinding()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One card's health as the samples show it, before it is compared with what is written."""
+    """One card's health and why. `cause` stands for reasons that differ in details only."""
 
     health: Health
     reason: str
+    cause: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What two verdicts of one cause have in common."""
+        return self.cause or self.reason
 
 
-NO_SAMPLE = HostSample({}, "its exporter was not asked")
+def judge(card: CardRecord, sample: HostSample, loss: LossFinding = NO_FINDING) -> Verdict:
+    """Return the verdict on one card from its host's sample and what other hosts see of its addresses."""
+    status = _judge_status(card, sample)
+    if status.health is not Health.SICK and loss.agreed:
+        hosts = ", ".join(loss.losing)
+        return Verdict(Health.SICK, f"{LOSS}: {hosts} don't reach its data addresses and reach others", LOSS)
+    return status
 
 
-def judge(card: CardRecord, sample: HostSample) -> Verdict:
-    """Return the verdict on one card from its host's sample."""
+def _judge_status(card: CardRecord, sample: HostSample) -> Verdict:
     if sample.error:
         return Verdict(Health.UNKNOWN, sample.error)
     value = sample.status.get(card.xdp_serial)
@@ -43,6 +51,25 @@ def judge(card: CardRecord, sample: HostSample) -> Verdict:
     if value == 0:
         return Verdict(Health.SICK, "its storage service does not run (xdp_service_status 0)")
     return Verdict(Health.UNKNOWN, f"xdp_service_status is {value:g}, neither 0 nor 1")
+
+
+def after_loss(verdict: Verdict, known: Verdict | None, loss: LossFinding, measured: bool) -> Verdict:
+    """A card that was lost is healthy again when a host reaches it, not when nobody looks any more.
+
+    `known` is the last verdict that was not unknown; `measured` says whether any other host is to ping.
+    """
+    lost_before = known is not None and known.health is Health.SICK and known.cause == LOSS
+    if verdict.health is not Health.HEALTHY or not lost_before or loss.reaching or not measured:
+        return verdict
+    return Verdict(Health.UNKNOWN, "its storage service runs, but no host reached it since it was lost")
+
+
+def written_verdict(card: CardRecord, record: HealthRecord | None) -> Verdict | None:
+    """The verdict that a record holds of this card; one of another serial says nothing about it."""
+    if record is None or record.xdp_serial != card.xdp_serial:
+        return None
+    cause = LOSS if record.reason.startswith(f"{LOSS}:") else ""
+    return Verdict(record.health_xdp, record.reason, cause)
 
 
 def next_record(
@@ -71,42 +98,3 @@ def next_record(
         since=known.since if known is not None and same_health else now,
         reason=verdict.reason,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChanges:
-    """What the leader writes in one cycle: records to put, and (host, device) whose card is gone."""
-
-    put: tuple[HealthRecord, ...]
-    gone: tuple[tuple[str, str], ...]
-
-
-def plan_health(
-    cards: Iterable[CardRecord],
-    written: Iterable[HealthRecord],
-    samples: Mapping[str, HostSample],
-    now: float,
-    warming_up: bool,
-    keep: frozenset[tuple[str, str]] = frozenset(),
-) -> HealthChanges:
-    """Compare the samples of all asked hosts with the health that is written.
-
-    Cards of hosts without a sample (disabled ones) are left alone. `keep` names the (host, device) whose
-    card record could not be read: unknown is not gone.
-    """
-    listed = {(card.host, card.device): card for card in cards}
-    previous = {(record.host, record.device): record for record in written}
-    put = [
-        record
-        for key, card in sorted(listed.items())
-        if card.host in samples
-        and (record := _change(card, samples[card.host], previous.get(key), now, warming_up)) is not None
-    ]
-    gone = [key for key in sorted(previous) if key not in listed and key not in keep]
-    return HealthChanges(tuple(put), tuple(gone))
-
-
-def _change(
-    card: CardRecord, sample: HostSample, previous: HealthRecord | None, now: float, warming_up: bool
-) -> HealthRecord | None:
-    return next_record(card, judge(card, sample), previous, now, warming_up)

@@ -8,6 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Self
 
+from controlplane.base.text_file import write_atomically
+
 PIN_FILE = "cluster_uuid"
 LOCK_FILE = "control.lock"
 
@@ -69,27 +71,3 @@ class StateDir:
                 f"state_dir: another akv-gateway runs with {self._path}; stop it, or choose another state_dir"
             ) from None
         return lock
-
-
-def write_atomically(path: Path, text: str, mode: int, *, durable: bool = False) -> None:
-    """Replace the file by one with `text`; a reader sees the old or the new one in whole. Raises OSError.
-
-    What could not be written in whole is removed again: on a full disk it would keep the last blocks.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        _write(temporary, text, mode, durable=durable)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _write(path: Path, text: str, mode: int, *, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, mode)
-        file.write(text)
-        if durable:
-            file.flush()
-            os.fsync(descriptor)

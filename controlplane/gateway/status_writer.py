@@ -12,8 +12,8 @@ from akv.v1 import dataplane_pb2
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.logging import get_logger
+from controlplane.base.text_file import write_atomically
 from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
-from controlplane.gateway.state import write_atomically
 from controlplane.gateway.status import Picture, render
 
 log = get_logger("status")

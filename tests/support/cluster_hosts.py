@@ -65,6 +65,10 @@ class ClusterHost:
         return self.directory / "etcd"
 
     @property
+    def monitoring_dir(self) -> Path:
+        return self.directory / "monitoring"
+
+    @property
     def member_file(self) -> Path:
         return self.directory / "config" / "state" / "member.json"
 
@@ -94,6 +98,7 @@ class ClusterHost:
         """Write the settings; `extra` overrides."""
         config = self.directory / "config"
         config.mkdir(parents=True, exist_ok=True)
+        self.monitoring_dir.mkdir(exist_ok=True)
         values = {
             "AWC_HOST": self.name,
             "AWC_ADDRESS": self.address,
@@ -103,6 +108,8 @@ class ClusterHost:
             "AWC_CARD_CLI": str(self.directory / "cards"),
             "AWC_CYCLE_SECONDS": str(CYCLE_SECONDS),
             "AWC_WITNESS": str(int(self.witness)),
+            "AWC_METRICS": "exporters",
+            "AWC_MONITORING_DIR": str(self.monitoring_dir),
             "AWC_SECURITY": "insecure-loopback",
             **extra,
         }

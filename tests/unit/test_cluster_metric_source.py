@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.cluster.metric_source import ExporterSource, parse_sample
+from controlplane.cluster.evidence import HostEndpoints, PathLoss
+from controlplane.cluster.metric_source import ExporterSource, parse_loss, parse_sample
 from tests.support.addresses import LoopbackNet
 
 
@@ -26,9 +27,40 @@ def test_a_serial_with_two_values_or_nan_is_left_out() -> None:
     assert parse_sample("".join(f"xdp_service_status{line}\n" for line in lines).encode()).status == {}
 
 
+def loss_line(source: str, destination: str, address: str, value: str) -> str:
+    labels = f'source="{source}",destination="{destination}",address="{address}"'
+    return f"ping_loss_percent{{{labels}}} {value}\n"
+
+
+def test_loss_is_read_by_source_and_address() -> None:
+    body = loss_line("a", "b", "192.0.2.2", "12.5") + loss_line("a", "c", "2001:DB8:0::3", "100")
+    assert parse_loss("a", body.encode()) == (
+        PathLoss("a", "b", "192.0.2.2", 12.5),
+        PathLoss("a", "c", "2001:db8::3", 100.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        loss_line("another-host", "b", "192.0.2.2", "100"),
+        loss_line("a", "", "192.0.2.2", "100"),
+        loss_line("a", "b", "storage-2", "100"),
+        loss_line("a", "b", "192.0.2.2", "NaN"),
+        loss_line("a", "b", "192.0.2.2", "101"),
+        loss_line("a", "b", "192.0.2.2", "-1"),
+        "ping_loss_percent 100\n",
+        "ping_loss_percent{{{\n",
+    ],
+)
+def test_loss_that_makes_no_sense_says_nothing(line: str) -> None:
+    assert parse_loss("a", line.encode()) == ()
+
+
 @given(st.binary())
 def test_no_bytes_break_the_reader_or_make_a_card_sick(body: bytes) -> None:
     assert parse_sample(body).status == {}
+    assert parse_loss("a", body) == ()
 
 
 async def answer_with(net: LoopbackNet, text: bytes) -> tuple[asyncio.Server, str]:
@@ -50,7 +82,7 @@ async def answer_with(net: LoopbackNet, text: bytes) -> tuple[asyncio.Server, st
         (b"HTTP/1.1 302 no\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
         (b"garbage\r\n\r\n", "does not answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nxdp_service", "does not answer"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, "does not answer"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2_000_000, "answered more than 1048576 bytes"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n{{{{{{", "can't be read"),
         (b"", "no answer within"),
     ],
@@ -61,7 +93,7 @@ async def test_a_bad_exporter_is_a_sample_with_an_error(
     server, endpoint = await answer_with(loopback_net, text)
     source = ExporterSource(0.5)
     try:
-        samples = await source.read({"h1": endpoint})
+        samples = (await source.read({"h1": HostEndpoints(endpoint)})).samples
         assert words in samples["h1"].error
         assert samples["h1"].status == {}
     finally:
@@ -79,9 +111,8 @@ async def test_one_silent_exporter_does_not_delay_the_others_beyond_its_deadline
     source = ExporterSource(0.5)
     began = time.monotonic()
     try:
-        samples = await source.read(
-            {f"s{n}": silent_at for n in range(10)} | {"good": good_at, "none": "127.0.0.1:1"}
-        )
+        hosts = {f"s{n}": silent_at for n in range(10)} | {"good": good_at, "none": "127.0.0.1:1"}
+        samples = (await source.read({host: HostEndpoints(at, at) for host, at in hosts.items()})).samples
         assert time.monotonic() - began < 3
         assert samples["good"].status == {"A": 1.0}
         assert samples["none"].error

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.backoff import Backoff
+from controlplane.base.text_file import write_atomically
 from controlplane.gateway.dataplane import DataplaneClient
 from controlplane.gateway.members import MembersError, MemberSource, ask_members
 from controlplane.gateway.messages import PlanError, plan_from_message, plan_to_message
 from controlplane.gateway.pusher import PlanPusher
-from controlplane.gateway.state import StateDir, StateError, write_atomically
+from controlplane.gateway.state import StateDir, StateError
 from controlplane.gateway.status import Picture, render
 from controlplane.model.cards import CardPath
 from controlplane.model.plan import GatewayPlan, PlannedCard

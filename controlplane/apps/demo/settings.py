@@ -58,6 +58,7 @@ class Ports:
     etcd_client: int = 2379
     etcd_peer: int = 2380
     exporter: int = 7891
+    ping: int = 9427
     card: int = 4420
     gateway: int = 5557
 
@@ -113,6 +114,7 @@ def choose_layout(directory: Path) -> Layout:
         etcd_client=choose(standard.etcd_client),
         etcd_peer=choose(standard.etcd_peer),
         exporter=choose(standard.exporter),
+        ping=choose(standard.ping),
         card=choose(standard.card),
         gateway=choose(standard.gateway),
     )

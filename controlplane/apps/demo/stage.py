@@ -114,6 +114,10 @@ class Stage:
             "AWC_LOG_DIR": self.layout.path("log", name),
             "AWC_CARD_CLI": card_cli,
             "AWC_CYCLE_SECONDS": CYCLE_SECONDS,
+            # The demo runs no Prometheus: the leader asks the card exporters itself.
+            "AWC_METRICS": "exporters",
+            "AWC_PING_PORT": ports.ping,
+            "AWC_MONITORING_DIR": self.layout.path(name, "monitoring", "x").parent,
             "AWC_SECURITY": "insecure-loopback",
         }
         config.write_text("".join(f"{key}={value}\n" for key, value in values.items()), encoding="utf-8")
