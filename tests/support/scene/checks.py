@@ -14,6 +14,8 @@ from tests.support.scene.traffic import Traffic
 OUT, IN = "Cluster card out of service", "Cluster card in service"
 STALE, AGAIN = "Cluster stale", "Cluster answered again"
 MOVED = "Cluster slot plan changed"
+# What a process may still finish after another has taken over.
+GRACE_SECONDS = 3.0
 _HARM = (OUT, MOVED, "Cluster card forgotten")
 
 
@@ -70,3 +72,29 @@ def active_in_status(gateway: Gateway) -> set[str]:
 def logged_at(event: dict[str, Any]) -> float:
     """When a log line was written, Unix seconds."""
     return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def assert_one_writer(scene: Scene) -> None:
+    """Once a newer leader was elected, the older one writes nothing and does not say that it leads.
+
+    It may finish what it was about when it was suspended: from its resuming on it has a moment to find out.
+    """
+    elected: list[tuple[float, str]] = []
+    for host in scene.members:
+        elected += [(logged_at(event), host.name) for event in host.logged("leadership won")]
+    elected.sort()
+    for host in scene.members:
+        for event in host.logged("health", "cycle"):
+            if event["event"] == "cycle" and not str(event["says"]).startswith("leading"):
+                continue
+            now = logged_at(event)
+            since = max((at for at, name in elected if at < now - GRACE_SECONDS), default=0.0)
+            leader = next((name for at, name in reversed(elected) if at == since), host.name)
+            resumed = any(0 <= now - at <= GRACE_SECONDS for at in host.resumed_at)
+            assert leader == host.name or resumed or _won_since(elected, host.name, since, now), (
+                f"{host.name} says {event} while {leader} leads"
+            )
+
+
+def _won_since(elected: list[tuple[float, str]], name: str, since: float, now: float) -> bool:
+    return any(since <= at <= now and winner == name for at, winner in elected)

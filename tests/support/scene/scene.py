@@ -25,7 +25,7 @@ WARMUP_CYCLES = 2
 CLUSTER = "kv-cache"
 SETTLE_SECONDS = 60.0
 ROWS = 60
-REQUESTS_A_SECOND = 60
+REQUESTS_A_SECOND = 100
 FIRST_CARDS = {"storage-1": "L0P0", "storage-2": "L1P0", "storage-3": "L2P0"}
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class Scene:
         self.wait(lambda: self._voters() == voters, f"{voters} voters that answer")
         self.wait(self._all_healthy, f"healthy cards {sorted(self.serials)}")
         self.wait_in_use(self.serials)
-        self.wait(lambda: all(self._fresh(gateway) for gateway in self.gateways), "every gateway is fresh")
+        self.wait(lambda: all(map(self.fresh, self.gateways)), "every gateway is fresh")
         self.wait_same_plan()
 
     def _voters(self) -> int:
@@ -165,12 +165,13 @@ class Scene:
         return health_of(self.ask()) == dict.fromkeys(self.serials, 0)
 
     @staticmethod
-    def _fresh(gateway: Gateway) -> bool:
+    def fresh(gateway: Gateway) -> bool:
+        """The gateway's status file says that the cluster answers."""
         return gateway.status().get(("xkv_gateway_cluster_answered", "")) == 1.0
 
     @contextmanager
-    def traffic(self) -> Iterator[Traffic]:
-        """A replay through each gateway, whose rows are all stored when the block begins; no wrong block."""
+    def traffic(self, *, stored: bool = True) -> Iterator[Traffic]:
+        """A replay through each gateway; no wrong block. `stored`: the block begins with every row stored."""
         self._replays += 1
         slots = ",".join(map(str, self.placement().slots))
         rows = ["--trace", str(self.trace), "--requests", str(ROWS), "--rate", str(REQUESTS_A_SECOND)]
@@ -184,7 +185,8 @@ class Scene:
         ]
         traffic = Traffic(streams, ROWS)
         try:
-            traffic.first_pass()
+            if stored:
+                traffic.first_pass()
             yield traffic
             traffic.finish()
         finally:

@@ -6,9 +6,11 @@ import os
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.hosts import NetHost
 from tests.support.cluster_hosts import ClusterHost
@@ -39,7 +41,11 @@ class StorageHost(ClusterHost):
     net: NetHost = field(default_factory=lambda: NetHost("", "", ""))
     specs: dict[str, CardSpec] = field(default_factory=dict)
     cards: dict[str, Program] = field(default_factory=dict, repr=False)
+    # When suspended processes went on, Unix seconds.
+    resumed_at: list[float] = field(default_factory=list)
     _suspended: set[int] = field(default_factory=set)
+    # What earlier lives of the service logged.
+    _past: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, net: NetHost, directory: Path, *specs: CardSpec, witness: bool = False) -> StorageHost:
@@ -67,6 +73,16 @@ class StorageHost(ClusterHost):
             self.start_exporter()
         if not running(self.service):
             self.start()
+
+    def start(self) -> None:
+        if self.service is not None:
+            self._past += self.service.events()
+        super().start()
+
+    def logged(self, *names: str) -> list[dict[str, Any]]:
+        """What the cluster service logged under these names, in all its lives."""
+        now = self.service.events() if self.service is not None else []
+        return [event for event in [*self._past, *now] if event.get("event") in names]
 
     def start_card(self, spec: CardSpec) -> Program:
         """A card whose file survives it: what it stored is there when it starts again, at any port."""
@@ -122,6 +138,14 @@ class StorageHost(ClusterHost):
         programs = [*self.cards.values(), self.exporter, self.service]
         return [program for program in programs if program is not None and running(program)]
 
+    def remove_cards(self) -> None:
+        """End the cards and forget that they were here: the card CLI lists a dead card until then."""
+        for card in self.cards.values():
+            card.stop()
+        self.cards.clear()
+        self.specs.clear()
+        shutil.rmtree(self.card_state)
+
     def kill_all(self) -> None:
         """SIGKILL everything at once: a host that loses its power."""
         programs = self.processes()
@@ -135,8 +159,10 @@ class StorageHost(ClusterHost):
         shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def wipe(self) -> None:
-        """Everything that the stopped host knew of its cluster is gone."""
+        """Everything that the stopped host knew of its cluster is gone, and what it logged there."""
         assert not running(self.service)
+        self.service = None
+        self._past.clear()
         shutil.rmtree(self.data_dir, ignore_errors=True)
         self.member_file.unlink(missing_ok=True)
 
@@ -148,6 +174,8 @@ class StorageHost(ClusterHost):
 
     def resume(self) -> None:
         """SIGCONT to all that were suspended here and are still there."""
+        if self._suspended:
+            self.resumed_at.append(time.time())
         for pid in self._suspended:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGCONT)

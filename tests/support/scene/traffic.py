@@ -74,14 +74,17 @@ class Traffic:
     def undisturbed(self) -> Iterator[None]:
         """Every request of every gateway hits in full, until the end of the block and a pass more."""
         full = [AllFull(time.monotonic()) for _ in self.streams]
+        errors = [stream.troubles.errors for stream in self.streams]
         with self.watching(full):
             yield
             self.one_pass()
         for stream, watch in zip(self.streams, full, strict=True):
-            assert watch.requests >= self.rows
+            assert watch.requests >= self.rows, f"{stream.gateway}: only {watch.requests} requests"
             assert not watch.short, (
                 f"{stream.gateway}: {len(watch.short)} requests were not full: {watch.short[:2]}"
             )
+
+        assert errors == [stream.troubles.errors for stream in self.streams], "calls failed"
 
     @contextmanager
     def shift(self, before: Placement, after: Placement) -> Iterator[Departure]:
