@@ -26,7 +26,7 @@ class Phase(Enum):
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
-    ENDING = "ending"  # its start failed in the leader's eyes; told to stop, and not ended yet
+    ENDING = "ending"  # its start failed in the leader's eyes; it is not known to have ended yet
     STOPPED = "stopped"
     FAILED = "failed"
 
@@ -111,8 +111,10 @@ def gone(status: ShardStatus, now: float, delay: RetryDelay = retry_delay) -> Sh
 
 
 def ending(status: ShardStatus, reason: str, now: float) -> ShardStatus:
-    """Its start came to nothing in time, and its node was told to stop it."""
-    return replace(status, phase=Phase.ENDING, since=now, reason=reason, told=now, progress=None)
+    """Its start came to nothing in time. It may exist all the same, and has to be stopped before the next."""
+    if status.phase is not Phase.STARTING:
+        return status
+    return replace(status, phase=Phase.ENDING, since=now, reason=reason, progress=None)
 
 
 def on_event(

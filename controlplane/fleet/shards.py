@@ -55,6 +55,10 @@ class Shards:
                 self._places.pop(place.shard_id, None)
                 self.statuses.pop(place.shard_id, None)
 
+    def stray(self, node_id: str, shard_id: str) -> Stray | None:
+        """The stray of that id on a node."""
+        return self._strays.get((node_id, shard_id))
+
     def stray_shards(self, node_id: str) -> frozenset[str]:
         """Ids of strays on a node."""
         return frozenset(shard for node, shard in self._strays if node == node_id)
@@ -108,9 +112,11 @@ class Shards:
         if status is not None and status.generation == generation and status.phase not in life.AT_REST:
             self._set(shard_id, life.failed(status, reason, self._clock(), self._delay))
 
-    def ending(self, place: Place, reason: str) -> None:
-        """A start came to nothing in time, and the node was told to stop it."""
-        self._set(place.shard_id, life.ending(self.statuses[place.shard_id], reason, self._clock()))
+    def ending(self, shard_id: str, generation: int, reason: str) -> None:
+        """A start came to nothing in time."""
+        status = self.statuses.get(shard_id)
+        if status is not None and status.generation == generation:
+            self._set(shard_id, life.ending(status, reason, self._clock()))
 
     def gone(self, node_id: str, shard_id: str, generation: int) -> None:
         """The node does not have what it was told to end."""

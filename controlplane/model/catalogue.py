@@ -135,6 +135,8 @@ def _check_profile(profile: Profile) -> None:
     _within(profile.stop_grace_seconds, 0, 3600, f"{where}: stop_grace_seconds")
     _within(len(profile.arguments), 0, MAX_TEXTS, f"{where}: the number of arguments")
     _within(len(profile.environment), 0, MAX_TEXTS, f"{where}: the number of variables")
+    if profile.nodes > 1 and not profile.port:
+        raise CatalogueError(f"{where}: port is 0; several nodes meet at a port of the first: choose one")
     if profile.health_path and not profile.health_path.startswith("/"):
         raise CatalogueError(f"{where}: health_path {profile.health_path[:80]!r} does not begin with '/'")
     for variable in profile.environment:

@@ -44,6 +44,24 @@ class Leadership:
         return self.lease.remaining() >= seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one host knows of the election: its own leadership, or else who leads.
+
+    `client` is there while the host is in a cluster; `leader_api` (ADDR:PORT) is empty while it is not known.
+    """
+
+    client: EtcdClient | None = None
+    leadership: Leadership | None = None
+    leader: str = ""
+    leader_api: str = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host leads, and its lease still holds."""
+        return self.leadership is not None and not self.leadership.lease.lost
+
+
 async def campaign(client: EtcdClient, lease: Lease, name: str) -> Leadership | None:
     """Take the leader key if it is free (or ours already); None when another process has it.
 

@@ -1,0 +1,229 @@
+"""Carries out what the planner says: writes down first what it is about to do, then tells the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from controlplane.base.backoff import Clock
+from controlplane.base.logging import get_logger
+from controlplane.fleet import commands
+from controlplane.fleet.commands import Commands
+from controlplane.fleet.connections import Connections
+from controlplane.fleet.errors import FleetError
+from controlplane.fleet.inventory import Inventory
+from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
+from controlplane.fleet.shards import Shards, Stray, head_address
+from controlplane.fleet.views import node_views
+from controlplane.model.catalogue import Assignment, Place
+from controlplane.store.election import LeadershipLost
+from controlplane.store.errors import StoreError
+from controlplane.store.fleet import FleetLedger
+
+TICK_SECONDS = 1.0
+# Changes that come together are planned for together.
+SETTLE_SECONDS = 0.05
+_COUNTER_BITS = 20
+
+log = get_logger("fleet-reconciler")
+
+
+class Reconciler:
+    """The loop of one term. `wake` makes it look at once; `clock` is monotonic."""
+
+    def __init__(
+        self,
+        ledger: FleetLedger,
+        inventory: Inventory,
+        connections: Connections,
+        shards: Shards,
+        wake: asyncio.Event,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._inventory = inventory
+        self._connections = connections
+        self._shards = shards
+        self._wake = wake
+        self._clock = clock
+        self._commands = Commands(clock)
+        self._starts = 0
+        self._trouble = ""
+        self.unplaced: dict[str, str] = {}
+        self.waiting = "the leader has just begun"
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises LeadershipLost."""
+        while True:
+            self._wake.clear()
+            acted = await self._try_step()
+            await asyncio.sleep(SETTLE_SECONDS)
+            if not acted:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_SECONDS):
+                        await self._wake.wait()
+
+    async def step(self) -> bool:
+        """Look once and do what is to be done; whether there was anything. Raises StoreError."""
+        self._inventory.expire()
+        await self._save_nodes()
+        self._give_up_commands()
+        awaited = self._inventory.awaited()
+        self.waiting = _waiting(awaited)
+        if awaited:
+            return False
+        todo = plan(self.picture())
+        self.unplaced = todo.unplaced
+        await self._carry_out(todo)
+        return not todo.empty
+
+    def picture(self) -> Picture:
+        """What the next plan depends on."""
+        records = self._ledger.records
+        return Picture(
+            models=records.models,
+            assignments=records.assignments,
+            nodes=node_views(self._inventory, self._connections, self._shards, records.assignments),
+            statuses=self._shards.statuses,
+            now=self._clock(),
+            unplaceable=frozenset(self.unplaced),
+        )
+
+    def answered(self, node_id: str, request_id: str, error: str, gone: bool) -> None:
+        """A node's answer to a start, stop or drain."""
+        command = self._commands.answered(node_id, request_id)
+        if command is None:
+            return
+        if gone and command.kind != "start":
+            self._shards.gone(node_id, command.shard_id, command.generation)
+        elif error:
+            log.warning("command refused", node=node_id, command=request_id, reason=error)
+            if command.kind == "start":
+                reason = f"its node refused the start: {error}"
+                self._shards.refused(command.shard_id, command.generation, reason)
+
+    async def _try_step(self) -> bool:
+        try:
+            acted = await self.step()
+        except LeadershipLost:
+            raise
+        except StoreError as error:
+            if str(error) != self._trouble:
+                log.warning("nothing placed", reason=str(error))
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
+        return acted
+
+    async def _save_nodes(self) -> None:
+        known = self._ledger.records.nodes
+        records = [node.record for node in self._inventory.nodes.values()]
+        fresh = [record for record in records if known.get(record.node_id) != record]
+        if fresh:
+            await self._ledger.put_nodes(fresh)
+
+    def _give_up_commands(self) -> None:
+        for command in self._commands.overdue():
+            log.warning(
+                "command not answered", node=command.node_id, kind=command.kind, shard=command.shard_id
+            )
+            stray = self._shards.stray(command.node_id, command.shard_id)
+            if command.kind == "start":
+                self._shards.ending(
+                    command.shard_id, command.generation, "its node did not confirm the start"
+                )
+            elif stray is not None:
+                self.stop_stray(stray)
+
+    async def _carry_out(self, todo: Plan) -> None:
+        if todo.leave:
+            await self._ledger.put_assignments(todo.leave)
+            for assignment in todo.leave:
+                log.info("replica leaves", replica=assignment.replica_id, reason=assignment.leaving)
+        for late in todo.fail:
+            self._shards.ending(late.place.shard_id, late.place.generation, late.reason)
+        for stop in todo.stop:
+            self._stop(stop)
+        for drain in todo.drain:
+            self._drain(drain)
+        if todo.remove:
+            await self._ledger.delete_assignments([a.replica_id for a in todo.remove])
+            self._shards.drop(todo.remove)
+        if todo.place:
+            await self._ledger.put_assignments(todo.place)
+            self._shards.assign(todo.place)
+            for assignment in todo.place:
+                nodes = [place.node_id for place in assignment.places]
+                log.info("replica placed", replica=assignment.replica_id, nodes=nodes)
+        await self._start(todo.start)
+
+    async def _start(self, starts: Iterable[Start]) -> None:
+        """Number the starts, write them down, and only then tell the nodes."""
+        numbered = [self._numbered(start) for start in starts]
+        if not numbered:
+            return
+        await self._ledger.put_assignments(numbered)
+        self._shards.assign(numbered)
+        for assignment in numbered:
+            for place in assignment.places:
+                self._shards.started(place)
+                self._send_start(assignment, place)
+
+    def _numbered(self, start: Start) -> Assignment:
+        """A number for the start that is above those of all earlier leaders."""
+        self._starts += 1
+        generation = (self._ledger.term << _COUNTER_BITS) + self._starts
+        places = tuple(replace(place, generation=generation) for place in start.assignment.places)
+        return replace(start.assignment, places=places)
+
+    def _send_start(self, assignment: Assignment, place: Place) -> None:
+        nodes = self._inventory.nodes
+        addresses = {
+            p.node_id: facts.register.address or facts.register.hostname
+            for p in assignment.places
+            if (facts := nodes[p.node_id].facts) is not None
+        }
+        request_id = self._commands.sent("start", place)
+        message = commands.start_message(request_id, assignment, place, head_address(assignment, addresses))
+        try:
+            self._connections.send(place.node_id, message)
+        except FleetError as error:
+            self._commands.unsent(request_id)
+            self._shards.refused(place.shard_id, place.generation, str(error))
+
+    def stop_stray(self, stray: Stray) -> None:
+        """End a shard that nothing claims; told again until it is gone."""
+        log.warning("stopping an unclaimed shard", node=stray.node_id, shard=stray.shard_id)
+        self._send_stop(Place(stray.shard_id, stray.node_id, 0, stray.gpu_uuids, stray.generation))
+
+    def _stop(self, stop: Stop) -> None:
+        self._shards.stopping(stop.place)
+        self._send_stop(stop.place)
+
+    def _send_stop(self, place: Place) -> None:
+        """Tell a node; what can't be sent now is said again when the answer is overdue."""
+        request_id = self._commands.sent("stop", place)
+        try:
+            self._connections.send(place.node_id, commands.stop_message(request_id, place))
+        except FleetError as error:
+            log.warning("shard not stopped yet", shard=place.shard_id, node=place.node_id, reason=str(error))
+
+    def _drain(self, drain: Drain) -> None:
+        place, seconds = drain.place, drain.assignment.profile.drain_seconds
+        request_id = self._commands.sent("drain", place)
+        try:
+            self._connections.send(place.node_id, commands.drain_message(request_id, place, seconds))
+        except FleetError as error:
+            self._commands.unsent(request_id)
+            log.warning("shard not drained yet", shard=place.shard_id, node=place.node_id, reason=str(error))
+        else:
+            self._shards.drained(place)
+
+
+def _waiting(awaited: list[str]) -> str:
+    if not awaited:
+        return ""
+    names = ", ".join(awaited[:5]) + (f" and {len(awaited) - 5} more" if len(awaited) > 5 else "")
+    return f"the leader is new and waits for {names}"
