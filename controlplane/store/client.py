@@ -235,6 +235,8 @@ class EtcdClient:
             raise self._failed(StoreUnavailable(str(failed))) from failed
 
     def _note_cluster(self, endpoint: Endpoint, header: pb.ResponseHeader) -> None:
+        if header.cluster_id == 0:  # some maintenance calls answer with an empty header
+            return
         if self.cluster_id is not None and header.cluster_id != self.cluster_id:
             log.warning(
                 "etcd cluster id changed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ from controlplane.store.membership import list_members, remove_member
 from controlplane.store.step import MembershipStep, begin_step, read_step
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdCluster
+from tests.support.procs import Program, python_environment
 
 
 @pytest.fixture
@@ -29,6 +32,37 @@ async def lead(client: EtcdClient, ttl: int = 20) -> Leadership:
     leadership = await campaign(client, lease, "h1")
     assert leadership is not None
     return leadership
+
+
+# A leader that is suspended between its last check and the call itself.
+SUSPENDED_LEADER = """
+import asyncio, os, signal, sys
+from controlplane.cluster.quorum import AddLearner
+from controlplane.cluster.steps import carry_out
+from controlplane.store.client import EtcdClient
+from controlplane.store.election import LeadershipLost, campaign
+from controlplane.store.lease import Lease
+from controlplane.store.membership import list_members
+
+class Suspended(EtcdClient):
+    async def write(self, rpc, request, seconds=None):
+        if type(request).__name__ == "MemberAddRequest":
+            print("decided", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await super().write(rpc, request, seconds)
+
+async def main():
+    endpoint, url = sys.argv[1:]
+    async with Suspended([endpoint], call_seconds=2.0) as client:
+        leadership = await campaign(client, await Lease.grant(client, 5), "former")
+        try:
+            seen = await list_members(client)
+            print("said", await carry_out(client, leadership, AddLearner("h9", url), seen))
+        except LeadershipLost as error:
+            print("lost", error, flush=True)
+
+asyncio.run(main())
+"""
 
 
 LEFT = MembershipStep("left", "add", "h9", 0, "http://127.0.0.9:2380", (1,))
@@ -102,3 +136,55 @@ async def test_a_left_step_blocks_until_the_new_leader_clears_it(
     await clear_left_step(client, leadership)
     assert await read_step(client) is None
     await leadership.lease.close()
+
+
+async def test_a_leader_that_was_suspended_before_its_call_does_not_make_it_when_it_wakes(
+    etcd: EtcdCluster, client: EtcdClient, loopback_net: LoopbackNet
+) -> None:
+    url = f"http://{loopback_net.host(9)}:2380"
+    command = [sys.executable, "-c", SUSPENDED_LEADER, etcd.endpoints[0], url]
+    with Program(command, env=python_environment()) as former:
+        await asyncio.to_thread(former.wait_line, "decided", 30.0)
+        assert await read_step(client) is not None, "what it was about to do stands written"
+        leadership = await next_leader(client)
+        await clear_left_step(client, leadership)
+        former.resume()
+        await asyncio.to_thread(former.wait_line, "lost", 30.0)
+        try:
+            assert len(await list_members(client)) == 1, "the step of a leader that is none was not made"
+            assert await read_step(client) is None
+        finally:
+            for member in await list_members(client):
+                if member.learner:
+                    await remove_member(client, member.id)
+            await leadership.lease.close()
+
+
+async def next_leader(client: EtcdClient) -> Leadership:
+    """Lead once the former leader's lease has ended."""
+    lease = await Lease.grant(client, 20)
+    async with asyncio.timeout(30):
+        while True:
+            leadership = await campaign(client, lease, "next")
+            if leadership is not None:
+                return leadership
+            await asyncio.sleep(0.1)
+
+
+async def test_a_raft_leader_that_is_removed_hands_raft_over_first(
+    etcd_cluster: EtcdCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leaving = etcd_cluster.leader()
+    async with EtcdClient(etcd_cluster.endpoints, call_seconds=5.0) as client:
+        leadership = await lead(client, 60)
+        seen = await list_members(client)
+        member = next(m for m in seen if leaving.peer_url in m.peer_urls)
+        step = Remove(member.id, leaving.name, "test", must_be_silent=False)
+        async with asyncio.timeout(30):  # etcd calls itself unhealthy for some seconds after a start
+            said = ""
+            while "done" not in said:
+                said = await carry_out(client, leadership, step, seen)
+        assert len(await list_members(client)) == 2
+        await leadership.lease.close()
+    told = capfd.readouterr().out
+    assert told.index("raft leadership handed over") < told.index("membership step done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ class FakeEtcd:
     max_learners: int = 1
     next_id: int = 100
     silent: set[str] = field(default_factory=set)
+    ran: set[int] = field(default_factory=set)
 
     def view(self) -> QuorumView:
         return QuorumView(
@@ -51,9 +53,11 @@ class FakeEtcd:
     def _seen(self, member: MemberView) -> MemberView:
         host = member.peer_url.removeprefix("http://").removesuffix(":2380")
         quiet = host in self.silent
+        if not quiet:
+            self.ran.add(member.member_id)
         return replace(
             member,
-            name="" if quiet and not member.name else host,
+            name=host if member.member_id in self.ran else "",
             answers=not quiet,
             caught_up=member.learner and not quiet,
             strikes=3 if quiet else 0,
@@ -63,6 +67,8 @@ class FakeEtcd:
         if isinstance(step, AddLearner):
             assert sum(m.learner for m in self.members) < self.max_learners
             assert url(step.host) not in {m.peer_url for m in self.members}
+            if any(not m.learner and not m.answers for m in self.view().members):
+                return  # etcd: "unhealthy cluster"
             self.members.append(MemberView(self.next_id, "", step.peer_url, True, False))
             self.next_id += 1
         elif isinstance(step, Promote):
@@ -170,6 +176,109 @@ def test_a_silent_voter_is_kept_unless_a_learner_can_take_its_place() -> None:
     settle(etcd)
     voters = {m.peer_url for m in etcd.members if not m.learner}
     assert voters == {url(HOSTS[0]), url(HOSTS[1]), url(HOSTS[3])}
+
+
+def test_a_silent_voter_makes_room_for_a_host_that_waits_since_etcd_takes_no_learner_before() -> None:
+    etcd = grown(3)
+    etcd.silent.add(HOSTS[2])
+    ask(etcd, HOSTS[3])
+    assert isinstance(plan_step(etcd.view()), Remove)
+    settle(etcd)
+    assert {m.peer_url for m in etcd.members if not m.learner} == {url(h) for h in (*HOSTS[:2], HOSTS[3])}
+
+
+def test_a_silent_voter_is_removed_only_after_its_strikes() -> None:
+    etcd = grown(4)
+    etcd.silent.add(HOSTS[2])
+    view = etcd.view()
+    early = replace(view, members=tuple(replace(m, strikes=min(m.strikes, 2)) for m in view.members))
+    assert isinstance(plan_step(early), Hold)
+    assert isinstance(plan_step(view), Remove)
+
+
+@pytest.mark.parametrize(("hosts", "silent", "left"), [(3, 1, 3), (5, 1, 5), (5, 2, 3), (7, 2, 5), (7, 3, 5)])
+def test_silent_voters_are_removed_where_the_rest_tolerates_more_without_them(
+    hosts: int, silent: int, left: int
+) -> None:
+    etcd = grown(hosts)
+    etcd.silent = set(HOSTS[hosts - silent : hosts])
+    settle(etcd)
+    assert etcd.voters() == left
+
+
+def test_a_learner_that_never_starts_makes_room_and_its_request_is_withdrawn() -> None:
+    etcd = grown(3)
+    etcd.silent.add(HOSTS[3])
+    ask(etcd, HOSTS[3])
+    etcd.apply(plan_step(etcd.view()))
+    ask(etcd, HOSTS[4])
+    assert "still a learner" in hold(etcd.view())
+    step = plan_step(overdue(etcd.view()))
+    assert isinstance(step, Remove)
+    assert (step.host, step.withdraws_join) == (HOSTS[3], True)
+    assert "never started" in step.reason
+    etcd.apply(step)
+    etcd.joins = [join for join in etcd.joins if join.host != HOSTS[3]]
+    assert plan_step(etcd.view()) == AddLearner(HOSTS[4], url(HOSTS[4]))
+
+
+def test_a_learner_that_answers_but_does_not_catch_up_is_removed() -> None:
+    view = overdue(grown(2).view())
+    behind = tuple(replace(m, caught_up=False) if m.learner else m for m in view.members)
+    step = plan_step(replace(view, members=behind))
+    assert isinstance(step, Remove)
+    assert "did not catch up" in step.reason
+
+
+def test_a_silent_learner_with_data_is_kept_until_another_host_waits() -> None:
+    etcd = grown(2)
+    etcd.silent.add(HOSTS[1])
+    assert "no other host waits" in hold(overdue(etcd.view()))
+    ask(etcd, HOSTS[2])
+    assert isinstance(plan_step(overdue(etcd.view())), Remove)
+
+
+def test_a_host_whose_service_is_away_is_neither_added_nor_counted_on() -> None:
+    etcd = grown(2)
+    ask(etcd, HOSTS[2])
+    view = etcd.view()
+    away = replace(view, joins=tuple(replace(join, alive=False) for join in view.joins))
+    assert "its service does not answer" in hold(away), "and the second stays a learner"
+
+
+def test_a_host_that_moved_is_removed_at_its_old_url_and_added_at_the_new_one() -> None:
+    etcd = grown(3)
+    moved, new_url = HOSTS[1], "http://elsewhere:2380"
+    old = next(m for m in etcd.members if m.peer_url == url(moved))
+    etcd.joins.append(JoinRequest(moved, new_url, replaces=old.member_id))
+    etcd.silent.add(moved)
+    step = plan_step(etcd.view())
+    assert isinstance(step, Remove)
+    assert step.member_id == old.member_id
+    etcd.apply(step)
+    assert plan_step(etcd.view()) == AddLearner(moved, new_url)
+
+
+def test_a_request_ends_when_the_member_to_be_replaced_answers_wherever_it_is() -> None:
+    etcd = grown(3)
+    old = next(m for m in etcd.members if m.peer_url == url(HOSTS[1]))
+    etcd.joins.append(JoinRequest(HOSTS[1], "http://elsewhere:2380", replaces=old.member_id))
+    assert finished_joins(etcd.view()) == (HOSTS[1],)
+
+
+def ask(etcd: FakeEtcd, host: str) -> None:
+    etcd.enabled.add(host)
+    etcd.joins.append(JoinRequest(host, url(host)))
+
+
+def overdue(view: QuorumView) -> QuorumView:
+    return replace(view, members=tuple(replace(m, overdue=m.learner) for m in view.members))
+
+
+def hold(view: QuorumView) -> str:
+    step = plan_step(view)
+    assert isinstance(step, Hold), step
+    return step.reason
 
 
 def test_the_last_voter_is_never_removed() -> None:

@@ -1,0 +1,92 @@
+"""etcd out of space: the service beside the raft leader frees it, without a leader of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controlplane.cluster.etcd_space import SpaceKeeper
+from controlplane.cluster.link import EtcdLink
+from controlplane.cluster.membership_file import Membership, PeerHost
+from controlplane.cluster.settings import ClusterSettings, load_settings
+from controlplane.store import kv
+from controlplane.store.client import EtcdClient
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.lease import Lease
+from controlplane.store.membership import list_alarms
+from tests.support.addresses import LoopbackNet
+from tests.support.etcd import EtcdCluster, EtcdMember, run_etcd
+
+pytestmark = pytest.mark.slow
+
+QUOTA = 2 << 20
+
+
+@pytest.fixture
+async def full(tmp_path: Path, loopback_net: LoopbackNet) -> AsyncIterator[EtcdCluster]:
+    """Three members whose small quota is used up by old versions of one key."""
+    with run_etcd(tmp_path / "etcd", 3, loopback_net, ("--quota-backend-bytes", str(QUOTA))) as cluster:
+        async with EtcdClient(cluster.endpoints, call_seconds=10.0) as client:
+            with pytest.raises(StoreUnavailable, match="space exceeded"):
+                await overwrite(client, b"/one")
+        yield cluster
+
+
+async def overwrite(client: EtcdClient, key: bytes, times: int = 200) -> None:
+    for _ in range(times):
+        await client.txn([], [kv.put(key, b"x" * 100_000)])
+
+
+def settings_of(member: EtcdMember, directory: Path, quota: int = QUOTA) -> ClusterSettings:
+    environment = {"AWC_HOST": member.name, "AWC_ADDRESS": member.host, "AWC_SECURITY": "insecure-loopback"}
+    directory.mkdir(exist_ok=True)
+    return replace(load_settings(directory, environment), etcd_quota_bytes=quota)
+
+
+async def keeper_of(
+    member: EtcdMember, cluster: EtcdCluster, directory: Path, quota: int = QUOTA
+) -> tuple[SpaceKeeper, EtcdLink]:
+    link = EtcdLink(f"http://{member.endpoint}")
+    peers = tuple(PeerHost(m.name, "", f"http://{m.endpoint}") for m in cluster.members if m is not member)
+    await link.follow(Membership("member", member.name, member.peer_url, "u", "c", "", peers=peers))
+    return SpaceKeeper(settings_of(member, directory, quota), link), link
+
+
+async def test_only_the_service_beside_the_raft_leader_acts_and_writes_work_again(
+    full: EtcdCluster, tmp_path: Path
+) -> None:
+    async with EtcdClient(full.endpoints, call_seconds=10.0) as client:
+        with pytest.raises(StoreUnavailable, match="space exceeded"):
+            await Lease.grant(client, 5)
+        follower, link = await keeper_of(full.follower(), full, tmp_path / "f")
+        await follower.cycle()
+        await link.close()
+        assert [alarm.kind for alarm in await list_alarms(client)] != []
+        leader, link = await keeper_of(full.leader(), full, tmp_path / "l")
+        async with asyncio.timeout(30):
+            while await list_alarms(client):  # an election may pass between two cycles
+                await leader.cycle()
+        await link.close()
+        lease = await Lease.grant(client, 5)
+        await lease.close()
+        assert (await client.txn([], [kv.put(b"/small", b"x")])).succeeded
+        sizes = [int(member.call("maintenance/status")["dbSize"]) for member in full.members]
+        assert max(sizes) < QUOTA / 2, "every member's file shrank"
+
+
+async def test_records_that_fill_the_quota_are_told_and_the_alarm_stays(
+    full: EtcdCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keeper, link = await keeper_of(full.leader(), full, tmp_path / "l", quota=64 << 10)
+    await keeper.cycle()
+    await keeper.cycle()
+    await link.close()
+    told = [line for line in capfd.readouterr().out.splitlines() if "etcd space not freed" in line]
+    async with EtcdClient(full.endpoints, call_seconds=10.0) as client:
+        assert [alarm.kind for alarm in await list_alarms(client)] != []
+    assert len(told) == 1, told
+    assert "raise AWC_ETCD_QUOTA_BYTES" in told[0]
