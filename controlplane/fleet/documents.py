@@ -47,10 +47,8 @@ def places_by_node(term: Term) -> Places:
 
 def node_summary(term: Term, node: Node, places: Places) -> fleet_pb2.NodeSummary:
     """A node in short."""
-    assignments = term.ledger.records.assignments
-    ours = {
-        u for a in assignments.values() for p in a.places if p.node_id == node.node_id for u in p.gpu_uuids
-    }
+    there = places.get(node.node_id, [])
+    ours = {uuid for place in there for uuid in place.gpu_uuids}
     view = node_view(node, term.connections, term.shards, ours)
     summary = fleet_pb2.NodeSummary(
         node_id=node.node_id,
@@ -114,7 +112,7 @@ def _present(facts: NodeFacts) -> agent_pb2.Register:
     present = agent_pb2.Register()
     present.CopyFrom(facts.register)
     for part in ("gpus", "problems", "storage", "weights", "engines", "provision", "ib_ports", "fabrics"):
-        present.ClearField(part)  # type: ignore[arg-type]
+        present.ClearField(part)
     present.ClearField("running_shards")
     present.gpus.extend(facts.gpus)
     present.problems.extend(facts.problems)
