@@ -63,17 +63,22 @@ def require_version(path: Path) -> EtcdBinary:
         output = run([str(path), "--version"], Deadline(20.0))
     except UnpackError as error:
         raise EtcdBinaryError(str(error)) from error
+    return EtcdBinary(path, require_new_enough(str(path), output))
+
+
+def require_new_enough(what: str, output: str) -> tuple[int, int, int]:
+    """The version that `etcd --version` of a program or an image tells. Raises EtcdBinaryError."""
     match = _VERSION.search(output)
     if match is None:
-        raise EtcdBinaryError(f"{path} is not an etcd server: `--version` says {output[:80]!r}")
+        raise EtcdBinaryError(f"{what} is not an etcd server: `--version` says {output[:80]!r}")
     major, minor, patch = (int(part) for part in match.groups())
-    binary = EtcdBinary(path, (major, minor, patch))
-    if binary.version < OLDEST:
+    version = (major, minor, patch)
+    if version < OLDEST:
         raise EtcdBinaryError(
-            f"{path} is etcd {binary.version_text}, which is too old ({_why_old(binary.version)}): "
-            "install 3.5.28 or newer, or leave the path unset to use a private copy"
+            f"{what} is etcd {major}.{minor}.{patch}, which is too old ({_why_old(version)}): "
+            "use 3.5.28 or newer; a process finds or unpacks one by itself when AWC_ETCD_BINARY is not set"
         )
-    return binary
+    return version
 
 
 def _why_old(version: tuple[int, int, int]) -> str:

@@ -26,8 +26,7 @@ _DATA = re.compile(
     r"|unexpected fault address|panic: (freepages|page|invalid|assertion)",
     re.IGNORECASE,
 )
-# Go's exit code of a panic; a taken port or a bad flag ends etcd with 1.
-PANIC = 2
+_PANIC = "panic: "
 LOW_DISK_BYTES = 1 << 20
 
 
@@ -43,7 +42,7 @@ def judge_end(ended: EtcdExit, free_bytes: int) -> EndKind:
     """Sort an end. A full disk looks like damaged data in some places, so it is asked about first."""
     if _DISK.search(ended.last_words) or (ended.code > 0 and free_bytes < LOW_DISK_BYTES):
         return EndKind.DISK_FULL
-    if ended.code == PANIC or (ended.code > 0 and _DATA.search(ended.last_words)):
+    if ended.code > 0 and (ended.last_words.startswith(_PANIC) or _DATA.search(ended.last_words)):
         return EndKind.BAD_DATA
     return EndKind.OTHER
 
@@ -89,17 +88,16 @@ def _last_fatal(text: str) -> str:
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("level") in _FATAL:
-            found = ": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key))
+            told = ": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key))
+            found = told if entry["level"] == "fatal" else f"{_PANIC}{told}"
     return found
 
 
 def _panic(text: str) -> str:
-    """A panic's own line; else the last line that was printed, as of a wrong flag."""
+    """A panic's own line; else the first line that was printed, as of a wrong flag."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("panic: ", "fatal error: "))]
-    if told:
-        return told[-1]
-    return next((line for line in reversed(lines) if not line.startswith("{")), "")
+    told = [line for line in lines if line.startswith((_PANIC, "fatal error: "))]
+    return told[-1] if told else next((line for line in lines if not line.startswith("{")), "")
 
 
 def _clean(text: str) -> str:

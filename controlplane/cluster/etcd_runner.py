@@ -23,7 +23,8 @@ log = get_logger("etcd-runner")
 class EtcdStart:
     """One start of the host's member. etcd reads `initial_cluster`, `state` and `token` only without data.
 
-    `flags` are added to the command line, or replace what stands there: where TLS comes in.
+    `flags` are added to the command line, or replace what stands there, and `reads` are the directories of
+    the files that they name: where TLS comes in.
     """
 
     name: str
@@ -36,6 +37,7 @@ class EtcdStart:
     token: str
     quota_bytes: int = 1 << 30
     flags: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
+from controlplane.cluster.etcd_docker import DockerEtcd
 from controlplane.cluster.etcd_runner import EtcdRunner
 from controlplane.cluster.etcd_space import SpaceKeeper
 from controlplane.cluster.health_round import HealthRound
@@ -27,7 +28,7 @@ from controlplane.cluster.monitoring import Monitoring
 from controlplane.cluster.packet_loss import LossLimits
 from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
-from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.settings import DOCKER, ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 
 KEEPER_SECONDS = 1.0
@@ -57,7 +58,7 @@ class ClusterService:
         self._settings = settings
         self._link = EtcdLink(settings.client_url)
         self._metrics = _metric_source(settings)
-        chosen = runner or ChildEtcd(lambda: find_etcd(settings.etcd_binary).path)
+        chosen = runner or _runner(settings)
         self._supervisor = MemberSupervisor(
             settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own
         )
@@ -133,6 +134,13 @@ def _metric_source(settings: ClusterSettings) -> MetricSource:
         return ExporterSource(METRICS_SECONDS)
     max_age = settings.scrape_seconds * SCRAPES_KEPT
     return PrometheusSource(settings.prometheus_url, METRICS_SECONDS, max_age)
+
+
+def _runner(settings: ClusterSettings) -> EtcdRunner:
+    if settings.etcd_runner == DOCKER:
+        owner = f"{settings.host} {settings.data_dir}"
+        return DockerEtcd(settings.docker_socket, settings.etcd_image, settings.etcd_container, owner)
+    return ChildEtcd(lambda: find_etcd(settings.etcd_binary).path)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

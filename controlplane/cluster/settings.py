@@ -22,8 +22,11 @@ from controlplane.cluster.envfile import SettingsError, read_env_file
 
 MAIN_FILE = "awide-cluster.env"
 SERIALS_FILE = "adpcli_compat.env"
+PROCESS, DOCKER = "process", "docker"
 INSECURE_LOOPBACK = "insecure-loopback"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}", re.ASCII)
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,127}", re.ASCII)
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # NVMe's serial number: up to 20 printable characters; here without ',' (the list) and '/' (the key in etcd).
 _SERIAL = re.compile(r"[\x21-\x2b\x2d\x2e\x30-\x7e]{1,20}")
@@ -46,6 +49,10 @@ class ClusterSettings:
     log_dir: Path
     state_dir: Path
     etcd_binary: Path | None
+    etcd_runner: str
+    etcd_image: str
+    etcd_container: str
+    docker_socket: Path
     etcd_quota_bytes: int
     learner_seconds: float
     card_cli: tuple[str, ...]
@@ -209,6 +216,24 @@ def _command(text: str) -> tuple[str, ...]:
     return words
 
 
+def _runner(text: str) -> str:
+    if text not in {PROCESS, DOCKER}:
+        raise ValueError(f"not a way to run etcd: write {PROCESS} or {DOCKER}")
+    return text
+
+
+def _image(text: str) -> str:
+    if not _IMAGE.fullmatch(text):
+        raise ValueError("not the name of an image: write it as quay.io/coreos/etcd:v3.5.30")
+    return text
+
+
+def _container(text: str) -> str:
+    if not _CONTAINER.fullmatch(text):
+        raise ValueError("not a name for a container: use letters, digits, '.', '-' and '_'")
+    return text
+
+
 def _flag(text: str) -> bool:
     if text not in {"0", "1"}:
         raise ValueError("a switch: write 0 or 1")
@@ -254,6 +279,10 @@ _KEYS = {
     "AWC_LOG_DIR": _Key("log_dir", _directory, "/var/log/adp"),
     "AWC_STATE_DIR": _Key("state_dir", _directory, ""),
     "AWC_ETCD_BINARY": _Key("etcd_binary", _optional_path, ""),
+    "AWC_ETCD_RUNNER": _Key("etcd_runner", _runner, PROCESS),
+    "AWC_ETCD_IMAGE": _Key("etcd_image", _image, "quay.io/coreos/etcd:v3.5.30"),
+    "AWC_ETCD_CONTAINER": _Key("etcd_container", _container, "etcd"),
+    "AWC_DOCKER_SOCKET": _Key("docker_socket", _directory, "/var/run/docker.sock"),
     "AWC_ETCD_QUOTA_BYTES": _Key("etcd_quota_bytes", _number(int, 1 << 20, 8 << 30), str(1 << 30)),
     "AWC_LEARNER_SECONDS": _Key("learner_seconds", _number(float, 1, 86400), "120"),
     "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),

@@ -277,6 +277,7 @@ class MemberSupervisor:
             self._report(f"{told}; its data can't be used, and {ALONE}")
 
     async def _ask_for_place(self, membership: Membership, why: str) -> None:
+        await self._runner.stop()  # a container may still run from before this service's start
         answer = await ask_for_place(self._settings, membership)
         if self._membership is not membership:
             return

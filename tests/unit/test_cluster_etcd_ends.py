@@ -49,6 +49,7 @@ def test_a_panic_is_told_by_its_own_line_with_addresses_blanked(tmp_path: Path) 
     assert words(tmp_path, "", output) == "panic: cannot use 0x… as id"
     assert words(tmp_path, "", "flag provided but not defined: -x\n") == "flag provided but not defined: -x"
     assert words(tmp_path, "not json\n", "") == ""
+    assert words(tmp_path, entry("panic", "tocommit(7) is bad")) == "panic: tocommit(7) is bad"
 
 
 def test_no_files_tell_nothing(tmp_path: Path) -> None:
@@ -69,11 +70,14 @@ def test_no_files_tell_nothing(tmp_path: Path) -> None:
         (1, "discovery failed: walpb: crc mismatch", PLENTY, EndKind.BAD_DATA),
         (
             2,
-            "tocommit(7) is out of range [lastIndex(3)]. Was the raft log corrupted?",
+            "panic: tocommit(7) is out of range [lastIndex(3)]. Was the raft log corrupted?",
             PLENTY,
             EndKind.BAD_DATA,
         ),
-        (2, "", PLENTY, EndKind.BAD_DATA),
+        (2, "panic: cannot use none as id", PLENTY, EndKind.BAD_DATA),
+        (2, "flag provided but not defined: -x", PLENTY, EndKind.OTHER),
+        (2, "fatal error: runtime: out of memory", PLENTY, EndKind.OTHER),
+        (2, "", PLENTY, EndKind.OTHER),
         (
             1,
             "discovery failed: listen tcp 127.0.0.1:2380: bind: address already in use",
