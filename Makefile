@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lab lock proto-baseline clean
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lab soak lock proto-baseline clean
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
@@ -54,6 +54,10 @@ bench: setup ## Replay a piece of the trace through a cluster on this machine: r
 
 lab: setup ## The initiator against Linux nvmet in a virtual machine
 	@tools/lab
+
+soak: setup ## Random faults on network namespaces, as root (FAULTS=200 SEED=N)
+	@AKV_FAULTS=$(or $(FAULTS),200) AKV_FAULT_SEED=$(or $(SEED),$$(date +%s)) \
+	  $(BIN)/python -m pytest -q -rA --durations=3 tests/fault/test_table_random.py
 
 lock: setup ## Write requirements.lock anew from pyproject.toml
 	@tools/lock

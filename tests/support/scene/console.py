@@ -68,6 +68,11 @@ class Console:
         pairs = answer.document().get("kvs", []) if answer.code == 0 else []
         return dict(pairs[0]) if pairs else None
 
+    def etcd_has_leader(self, endpoint: str) -> bool:
+        """The member answers, and knows a leader."""
+        answer = self._ask({"etcd": f"http://{endpoint}/v3/maintenance/status", "body": {}})
+        return answer.code == 0 and answer.document().get("leader", "0") != "0"
+
     def _read(self, target: str, command: str) -> dict[str, Any] | None:
         answer = self.cli(target, command, seconds=READ_SECONDS)
         return answer.document() if answer.code == 0 else None

@@ -146,11 +146,18 @@ class Scene:
     def wait_well(self) -> None:
         """Until every member votes, every card is healthy, and every gateway uses all of them by one plan."""
         voters = len(self.members) - (1 - len(self.members) % 2)
-        self.wait(lambda: self._voters() == voters, f"{voters} voters that answer")
+        self.wait(self._members_run, "every host's etcd runs from its data and knows a leader")
+        self.wait(lambda: self._voters() == voters, f"{voters} voters")
         self.wait(self._all_healthy, f"healthy cards {sorted(self.serials)}")
         self.wait_in_use(self.serials)
         self.wait(lambda: all(map(self.fresh, self.gateways)), "every gateway is fresh")
         self.wait_same_plan()
+
+    def _members_run(self) -> bool:
+        return all(
+            (host.data_dir / "member" / "wal").is_dir() and self.console.etcd_has_leader(host.etcd.endpoint)
+            for host in self.members
+        )
 
     def _voters(self) -> int:
         """Voters of a list in which every member runs, as each running host tells it; -1 when they differ."""

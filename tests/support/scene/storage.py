@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from tests.support.softcard import softcard_program
 
 CARD_PORT = 4420
 CAPACITY = "192M"
+# A slow card stands and runs for so long, seconds: far below any deadline.
+SLOW_STANDS, SLOW_RUNS = 0.15, 0.05
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class StorageHost(ClusterHost):
     # When suspended processes went on, Unix seconds.
     resumed_at: list[float] = field(default_factory=list)
     _suspended: set[int] = field(default_factory=set)
+    _slow: list[SlowProcess] = field(default_factory=list, repr=False)
     # What earlier lives of the service logged.
     _past: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -172,8 +177,14 @@ class StorageHost(ClusterHost):
             os.kill(pid, signal.SIGSTOP)
             self._suspended.add(pid)
 
+    def slow_down(self, pid: int) -> None:
+        """Let the process stand still most of the time, each time for a moment, until `resume`."""
+        self._slow.append(SlowProcess(pid))
+
     def resume(self) -> None:
-        """SIGCONT to all that were suspended here and are still there."""
+        """SIGCONT to all that were suspended or slowed down here and are still there."""
+        while self._slow:
+            self._slow.pop().end()
         if self._suspended:
             self.resumed_at.append(time.time())
         for pid in self._suspended:
@@ -192,6 +203,29 @@ class StorageHost(ClusterHost):
         super().stop()
         for card in self.cards.values():
             card.stop()
+
+
+class SlowProcess:
+    """A process that is suspended and resumed in turn."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"slow-{pid}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Let it go on."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not self._ended.is_set():
+                os.kill(self._pid, signal.SIGSTOP)
+                self._ended.wait(SLOW_STANDS)
+                os.kill(self._pid, signal.SIGCONT)
+                self._ended.wait(SLOW_RUNS)
 
 
 def running(program: Program | None) -> bool:

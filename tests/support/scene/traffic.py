@@ -59,6 +59,12 @@ class Traffic:
         with self.watching(covers):
             self.pump(lambda: all(c.complete for c in covers), PASS_SECONDS, f"a pass over {self.rows} rows")
 
+    def wait_served(self) -> None:
+        """Until every client is connected and served again: one request without an error."""
+        last = [Last(time.monotonic()) for _ in self.streams]
+        with self.watching(last):
+            self.pump(lambda: all(watch.served for watch in last), PASS_SECONDS, "every client is served")
+
     @contextmanager
     def watching(self, watches: Sequence[Watch]) -> Iterator[None]:
         """Feed the nth watch with the nth gateway's requests while inside."""
@@ -132,6 +138,18 @@ class Traffic:
         """End the processes, also after a failure."""
         for stream in self.streams:
             stream.replay.child.stop()
+
+
+@dataclass
+class Last:
+    """Whether a request that began after `since` was served without an error."""
+
+    since: float
+    served: bool = False
+
+    def feed(self, served: Served) -> None:
+        """Take one request."""
+        self.served = self.served or (served.began >= self.since and not served.errors)
 
 
 @dataclass

@@ -1,0 +1,117 @@
+"""The random run: faults from a seeded generator, and what must hold after each of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from controlplane.apps.demo.errors import DemoError
+from tests.support.scene.checks import MOVED, OUT, LogMark, assert_one_writer
+from tests.support.scene.faults import HARMS, Fault
+from tests.support.scene.gateway import Gateway
+from tests.support.scene.scene import Scene
+from tests.support.scene.traffic import Traffic
+
+HOLD_SECONDS = (0.3, 3.0)
+# How long a quorum with its majority may need to answer: the old leader's lease, on a loaded machine.
+ANSWER_SECONDS = 30.0
+
+
+@dataclass
+class RandomRun:
+    """`count` faults, one after the other; the same seed gives the same list of kinds, victims and times."""
+
+    scene: Scene
+    traffic: Traffic
+    seed: int
+    done: list[str] = field(default_factory=list)
+
+    def run(self, count: int) -> None:
+        """Raises AssertionError with the seed and what was done up to then."""
+        chance = random.Random(self.seed)
+        plan = self.scene.wait_same_plan()
+        try:
+            for kind in _kinds(chance, count):
+                self._one(kind, chance)
+                assert self.scene.wait_same_plan() == plan, "the slot plan changed"
+        except (AssertionError, DemoError) as error:
+            listed = "\n".join(f"  {number}. {name}" for number, name in enumerate(self.done, start=1))
+            error.add_note(f"seed {self.seed}, faults:\n{listed}")
+            raise
+
+    def _one(self, kind: int, chance: random.Random) -> None:
+        mark, reconnects = LogMark(self.scene), self._reconnects()
+        hold = chance.uniform(*HOLD_SECONDS)
+        self.done.append(f"{HARMS[kind].__name__} …")
+        fault = HARMS[kind](self.scene, chance)
+        self.done[-1] = f"{fault.name}, {hold:.1f} s"
+        self._watch(fault, hold)
+        if len(fault.members_down) * 2 < len(self.scene.members):
+            self._quorum_answers(fault)
+        self.scene.heal()
+        self._judge(fault, mark, reconnects)
+
+    def _watch(self, fault: Fault, seconds: float) -> None:
+        """Let the fault stand, and look at every gateway's routing all the while."""
+        end = time.monotonic() + seconds
+
+        def over() -> bool:
+            for gateway in self.scene.gateways:
+                if gateway.name not in fault.reset:
+                    lost = (
+                        self.scene.serials - gateway.in_use() - fault.may_lose.get(gateway.name, frozenset())
+                    )
+                    assert not lost, f"{gateway.name} lost {sorted(lost)} by: {fault.name}"
+            return time.monotonic() > end
+
+        self.traffic.pump(over, seconds + ANSWER_SECONDS, f"{fault.name} stands for {seconds:.1f} s")
+
+    def _quorum_answers(self, fault: Fault) -> None:
+        """While the fault stands: a majority is well, so every gateway that is not cut off can read."""
+        able = [gateway for gateway in self.scene.gateways if gateway.name not in fault.blind]
+        self.scene.wait(
+            lambda: all(map(self.scene.fresh, able)),
+            f"the quorum answers in spite of: {fault.name}",
+            ANSWER_SECONDS,
+        )
+
+    def _judge(self, fault: Fault, mark: LogMark, reconnects: dict[tuple[str, str], int]) -> None:
+        mark.assert_none(MOVED)
+        for gateway in self.scene.gateways:
+            excused = fault.may_lose.get(gateway.name, frozenset())
+            for event in mark.events(gateway, OUT):
+                assert event["serial"] in excused, f"{gateway.name}: {event} by: {fault.name}"
+        for (name, serial), count in self._reconnects().items():
+            excused = fault.may_lose.get(name, frozenset())
+            same = name in fault.reset or count == reconnects[name, serial]
+            assert same or serial in excused, f"{name} lost its connection to {serial} by: {fault.name}"
+        assert_one_writer(self.scene)
+        self.traffic.wait_served()
+        with self.traffic.undisturbed():
+            pass
+        assert all(stream.troubles.wrong == 0 for stream in self.traffic.streams), (
+            f"wrong blocks by: {fault.name}"
+        )
+
+    def _reconnects(self) -> dict[tuple[str, str], int]:
+        """How often each gateway's dataplane had to connect to each card again."""
+        return {(g.name, serial): count for g in self.scene.gateways for serial, count in _reconnects_of(g)}
+
+
+def _reconnects_of(gateway: Gateway) -> Iterator[tuple[str, int]]:
+    status = gateway.view.status()
+    assert status is not None, f"the dataplane of {gateway.name} does not answer"
+    for card in status.cards:
+        yield card.serial, int(card.reconnects)
+
+
+def _kinds(chance: random.Random, count: int) -> Iterator[int]:
+    """Every kind once, shuffled, before any comes again."""
+    left: list[int] = []
+    for _ in range(count):
+        if not left:
+            left = list(range(len(HARMS)))
+            chance.shuffle(left)
+        yield left.pop()
