@@ -5,16 +5,14 @@ A call that fails in any way raises CardCliError: what can't be read is unknown,
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controlplane.base.addresses import AddressError, canonical_address
+from controlplane.base.bounded_command import CommandError, run_bounded
 
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_CARDS = 256
@@ -122,46 +120,13 @@ class CardCli:
     async def list_cards(self) -> tuple[ListedCard, ...]:
         """Run the command once and return its cards. Raises CardCliError; no process is left behind."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise CardCliError(f"{self.command[0]} can't be run: {error}") from error
+            done = await run_bounded(self.command, self.timeout, MAX_OUTPUT_BYTES)
+        except CommandError as error:
+            raise CardCliError(str(error)) from error
+        if done.code != 0:
+            raise CardCliError(f"{self.command[0]} exited with code {done.code}")
         try:
-            async with asyncio.timeout(self.timeout):
-                output = await _read_bounded(process)
-                code = await process.wait()
-        except TimeoutError:
-            raise CardCliError(f"{self.command[0]} gave no answer within {self.timeout:g} s") from None
-        finally:
-            await _end(process)
-        if code != 0:
-            raise CardCliError(f"{self.command[0]} exited with code {code}")
-        try:
-            return parse_card_list(output.decode("utf-8"))
+            return parse_card_list(done.output.decode("utf-8"))
         except (CardCliError, UnicodeDecodeError) as error:
             reason = "its output is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise CardCliError(f"{self.command[0]}: {reason}") from error
-
-
-async def _read_bounded(process: asyncio.subprocess.Process) -> bytes:
-    assert process.stdout is not None
-    output = bytearray()
-    while chunk := await process.stdout.read(65536):
-        output += chunk
-        if len(output) > MAX_OUTPUT_BYTES:
-            raise CardCliError(f"a card CLI printed more than {MAX_OUTPUT_BYTES} bytes")
-    return bytes(output)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the command's whole session, since a shell script's children may hold the pipe, and reap it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-    await process.wait()

@@ -7,9 +7,11 @@ etcd. What can't be written stays in the queue; when it is full, the oldest are 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from controlplane.base.logging import get_logger
 from controlplane.cluster.cycles import OnChange
@@ -23,6 +25,13 @@ QUEUE_LENGTH = 128
 BATCH = 32
 
 log = get_logger("events")
+
+
+class EventSink(Protocol):
+    """Where the parts of the service note what they decided."""
+
+    def note(self, kind: EventKind, subject: str, text: str) -> None:
+        """Note one event about a card (by serial) or a host (by name); never waits, never fails."""
 
 
 class EventLog:
@@ -52,22 +61,24 @@ class EventLog:
     async def cycle(self) -> None:
         """Write what is queued. Raises nothing of etcd's."""
         while self._queue:
-            batch = [self._queue[index] for index in range(min(BATCH, len(self._queue)))]
-            if self._dropped:
-                text = f"{self._dropped} older events of {self._host} were dropped: etcd did not take them"
-                batch.insert(0, Note("alarm", self._host, text, self._wall_clock()))
+            batch, dropped = list(itertools.islice(self._queue, BATCH)), self._dropped
+            told = [self._loss(dropped)] if dropped else []
             try:
-                await append_events(self._link.client, self._host, batch)
+                await append_events(self._link.client, self._host, [*told, *batch])
             except (StoreError, ClusterError) as error:
                 if self._said.changed(type(error).__name__):
                     log.warning("events not written", reason=str(error), queued=len(self._queue))
                 return
             self._said.changed("")
-            self._written(batch)
+            self._dropped -= dropped
+            self._take_off(batch)
 
-    def _written(self, batch: list[Note]) -> None:
+    def _loss(self, dropped: int) -> Note:
+        text = f"{dropped} older events of {self._host} were dropped: etcd did not take them in time"
+        return Note("alarm", self._host, text, self._wall_clock())
+
+    def _take_off(self, batch: list[Note]) -> None:
         """Take the written ones off; more may have been noted, or dropped, meanwhile."""
-        self._dropped = 0
         done = set(map(id, batch))
         while self._queue and id(self._queue[0]) in done:
             self._queue.popleft()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from controlplane.base.logging import get_logger
 from controlplane.cluster.damping import DampedHealth
+from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.evidence import Evidence, HostEndpoints
 from controlplane.cluster.health_plan import CardKey, HealthInput, HealthPlan, counts, plan_health
 from controlplane.cluster.metric_source import MetricSource
@@ -23,10 +24,15 @@ class HealthRound:
     """Keeps the damping of all cards for one term. `wall_clock` gives Unix seconds."""
 
     def __init__(
-        self, metrics: MetricSource, limits: LossLimits, wall_clock: Callable[[], float] = time.time
+        self,
+        metrics: MetricSource,
+        limits: LossLimits,
+        events: EventSink,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._metrics = metrics
         self._limits = limits
+        self._events = events
         self._wall_clock = wall_clock
         self._state: Mapping[CardKey, DampedHealth] = {}
         self._said: dict[tuple[str, str], str] = {}
@@ -54,7 +60,7 @@ class HealthRound:
         plan = plan_health(given, self._state, self._limits)
         self._tell(plan, evidence, witnesses_of(picture))
         self._state = plan.state
-        await _write(client, leadership, plan)
+        await self._write(client, leadership, plan)
         return sentence(plan, evidence)
 
     def _tell(self, plan: HealthPlan, evidence: Evidence, witnesses: Iterable[str]) -> None:
@@ -75,23 +81,25 @@ class HealthRound:
         for (event, subject), reason in topics.items():
             if self._said.get((event, subject)) != reason:
                 log.warning(event, subject=subject, reason=reason)
+                self._events.note("alarm", subject, f"{event}: {reason}")
         for event, subject in self._said.keys() - topics.keys():
             log.info(f"{event}: over", subject=subject)
         self._said = topics
 
-
-async def _write(client: EtcdClient, leadership: Leadership, plan: HealthPlan) -> None:
-    for record in plan.put:
-        await write_health(client, record, leadership)
-        log.info(
-            "health",
-            serial=record.xdp_serial,
-            host=record.host,
-            health_xdp=record.health_xdp.name.lower(),
-            reason=record.reason,
-        )
-    for host, device in plan.gone:
-        await delete_health(client, host, device, leadership)
+    async def _write(self, client: EtcdClient, leadership: Leadership, plan: HealthPlan) -> None:
+        for record in plan.put:
+            await write_health(client, record, leadership)
+            log.info(
+                "health",
+                serial=record.xdp_serial,
+                host=record.host,
+                health_xdp=record.health_xdp.name.lower(),
+                reason=record.reason,
+            )
+            text = f"{record.device} of {record.host} is {record.health_xdp.name.lower()}: {record.reason}"
+            self._events.note("health", record.xdp_serial, text)
+        for host, device in plan.gone:
+            await delete_health(client, host, device, leadership)
 
 
 def endpoints_of(picture: ClusterSnapshot) -> dict[str, HostEndpoints]:

@@ -13,6 +13,7 @@ from controlplane.base.addresses import AddressError, is_loopback, parse_host_po
 from controlplane.base.backoff import Deadline
 from controlplane.base.logging import get_logger
 from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, TookTooLong, Unavailable
+from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.observe import observe
@@ -40,9 +41,10 @@ log = get_logger("hosts")
 class HostsAdmin:
     """Join and remove requests of one host's API."""
 
-    def __init__(self, supervisor: MemberSupervisor, link: EtcdLink) -> None:
+    def __init__(self, supervisor: MemberSupervisor, link: EtcdLink, events: EventSink) -> None:
         self._supervisor = supervisor
         self._link = link
+        self._events = events
 
     async def join_cluster(self, request: cluster_pb2.JoinClusterRequest) -> cluster_pb2.JoinClusterResponse:
         """Note that a host without data wants a member; accepted once the leader has added it."""
@@ -112,6 +114,8 @@ class HostsAdmin:
             log.info(
                 "join requested", host=request.host, peer_url=request.peer_url, replaces=f"{join.replaces:x}"
             )
+            why = "lost its etcd member and asks for another" if request.rejoin else "asks to join"
+            self._events.note("host", request.host, why)
         if before is not None and before.refused:
             return f"the place that it had was taken back ({before.refused}); it waits behind the other hosts"
         return _awaited(lost, members)
@@ -148,6 +152,7 @@ class HostsAdmin:
         await update_host(client, host, lambda present: present and replace(present, enabled=False))
         await clear_join(client, host)
         log.info("host disabled", host=host, forget_cards=forgotten is not None)
+        self._events.note("host", host, "was taken out by an administrator")
         if forgotten is not None:
             await self._forget(client, picture, host, forgotten)
         return record
@@ -178,6 +183,7 @@ class HostsAdmin:
             if card.xdp_serial not in elsewhere and await forget_card(client, card.xdp_serial):
                 forgotten.append(card.xdp_serial)
                 log.info("card forgotten", serial=card.xdp_serial, host=host)
+                self._events.note("card", card.xdp_serial, f"was forgotten with its host {host}")
             await delete_card(client, host, card.device)
 
     async def _wait_gone(self, client: EtcdClient, record: HostRecord, deadline: Deadline) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from controlplane.base.logging import get_logger
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.errors import ClusterError
+from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.quorum_mover import QuorumMover
@@ -38,14 +39,16 @@ class Leader:
         supervisor: MemberSupervisor,
         link: EtcdLink,
         health: HealthRound,
+        events: EventSink,
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._link = link
         self._health = health
+        self._events = events
         self._leadership: Leadership | None = None
         self._cycles_led = 0
-        self._mover = QuorumMover(settings, link)
+        self._mover = QuorumMover(settings, link, events)
         self._said = OnChange()
 
     @property
@@ -109,9 +112,10 @@ class Leader:
                     await lease.close()
             if won is not None:
                 self._leadership, self._cycles_led = won, 0
-                self._mover = QuorumMover(self._settings, self._link)
+                self._mover = QuorumMover(self._settings, self._link, self._events)
                 self._health.begin_term()
                 log.info("leadership won", term=won.term)
+                self._events.note("leader", self._settings.host, f"leads (term {won.term})")
         return self._leadership
 
     async def _follow(self) -> str:

@@ -74,6 +74,16 @@ async def cluster_of(target: str) -> cluster_pb2.GetClusterResponse:
     return await _call(target, lambda stub: stub.GetCluster(request, timeout=CALL_SECONDS))
 
 
+async def check_peer(target: str, request: cluster_pb2.CheckPeerRequest) -> cluster_pb2.CheckPeerResponse:
+    """Ask one host how another looks from there. Raises as `join`."""
+    async with _channel(target) as channel:
+        stub: cluster_pb2_grpc.OperatorServiceAsyncStub = cluster_pb2_grpc.OperatorServiceStub(channel)
+        try:
+            return await stub.CheckPeer(request, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _as_cluster_error(target, error) from None
+
+
 async def is_up(target: str) -> bool:
     """Whether the service of a host answers now, be it in a cluster or not."""
     request = health_pb2.HealthCheckRequest()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
 from controlplane.cluster import member_client
+from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.observe import LearnerWatch, Strikes, observe, quorum_view
 from controlplane.cluster.quorum import Hold, QuorumView, Remove, finished_joins, plan_step
@@ -29,9 +30,12 @@ class QuorumMover:
     a member that this leader did not see itself.
     """
 
-    def __init__(self, settings: ClusterSettings, link: EtcdLink, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, settings: ClusterSettings, link: EtcdLink, events: EventSink, clock: Clock = time.monotonic
+    ) -> None:
         self._settings = settings
         self._link = link
+        self._events = events
         self._strikes = Strikes()
         self._learners = LearnerWatch(settings.learner_seconds, clock)
 
@@ -50,7 +54,9 @@ class QuorumMover:
             return state + (f", {step.reason}" if step.reason else "")
         if isinstance(step, Remove) and step.withdraws_join:
             await self._withdraw(client, leadership, view, step)
-        return f"{state}, {await carry_out(client, leadership, step, members)}"
+        outcome = await carry_out(client, leadership, step, members)
+        self._events.note("membership", step.host, outcome)
+        return f"{state}, {outcome}"
 
     async def _look(
         self, client: EtcdClient, picture: ClusterSnapshot, members: list[Member], warming_up: bool
@@ -69,6 +75,7 @@ class QuorumMover:
         """End the host's request before its learner goes: who is added next is another host, if one waits."""
         peer_url = next((m.peer_url for m in view.members if m.member_id == step.member_id), "")
         log.warning("learner given up", host=step.host, peer_url=peer_url, reason=step.reason)
+        self._events.note("alarm", step.host, f"its learner is given up: {step.reason}")
         await write_join(client, JoinRecord(step.host, peer_url or "unknown", 0, step.reason), leadership)
 
 

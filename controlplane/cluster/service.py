@@ -7,16 +7,22 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from controlplane.base.card_cli import CardCli
+from controlplane.base.card_identify import CardIdentify
 from controlplane.base.logging import get_logger
 from controlplane.cluster.administration import Administration
 from controlplane.cluster.api import ClusterServer
+from controlplane.cluster.card_checker import CardChecker
+from controlplane.cluster.cards_admin import CardsAdmin
 from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
+from controlplane.cluster.doctor import HostDoctor
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
 from controlplane.cluster.etcd_docker import DockerEtcd
 from controlplane.cluster.etcd_runner import EtcdRunner
 from controlplane.cluster.etcd_space import SpaceKeeper
+from controlplane.cluster.event_log import EventLog
+from controlplane.cluster.event_queries import EventQueries
 from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.hosts_admin import HostsAdmin
 from controlplane.cluster.keeper import Keeper
@@ -25,6 +31,7 @@ from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import MembershipFile
 from controlplane.cluster.metric_source import ExporterSource, MetricSource
 from controlplane.cluster.monitoring import Monitoring
+from controlplane.cluster.operator_api import OperatorParts, operator_service
 from controlplane.cluster.packet_loss import LossLimits
 from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
@@ -33,6 +40,7 @@ from controlplane.cluster.supervisor import MemberSupervisor
 
 KEEPER_SECONDS = 1.0
 METRICS_SECONDS = 2.0
+EVENTS_SECONDS = 5.0
 # A metric that was not scraped this many times in a row is stale.
 SCRAPES_KEPT = 3
 
@@ -64,19 +72,28 @@ class ClusterService:
         )
         self._keeper = Keeper(settings, self._supervisor, self._link)
         self._space = SpaceKeeper(settings, self._link)
+        self._events = EventLog(settings.host, self._link)
         limits = LossLimits(settings.ping_loss_percent, settings.ping_loss_percent / 2)
-        health = HealthRound(self._metrics, limits)
-        self._leader = Leader(settings, self._supervisor, self._link, health)
+        health = HealthRound(self._metrics, limits, self._events)
+        self._leader = Leader(settings, self._supervisor, self._link, health, self._events)
         self._monitoring = Monitoring(settings, self._supervisor, self._link)
         cli = CardCli(settings.card_cli, min(5.0, max(1.0, settings.cycle_seconds)))
-        self._discovery = Discovery(settings, self._supervisor, self._link, cli)
+        self._checker = CardChecker(CardIdentify(settings.card_check))
+        self._discovery = Discovery(settings, self._supervisor, self._link, cli, self._checker, self._events)
         self._administration = Administration(settings, self._supervisor)
         operations = HostOperations(
             Queries(self._supervisor, self._link),
             self._administration,
-            HostsAdmin(self._supervisor, self._link),
+            HostsAdmin(self._supervisor, self._link, self._events),
         )
-        self._server = ClusterServer(settings.api_endpoint, settings.host, operations)
+        operator = OperatorParts(
+            CardsAdmin(self._supervisor, self._link, self._events),
+            EventQueries(self._supervisor, self._link),
+            HostDoctor(settings, self._supervisor, cli),
+        )
+        self._server = ClusterServer(
+            settings.api_endpoint, settings.host, operations, [operator_service(settings.host, operator)]
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OSError when the API's address is taken."""
@@ -97,6 +114,7 @@ class ClusterService:
             yield
         finally:
             await self._server.stop()
+            await self._checker.close()
             await self._link.close()
             await self._metrics.close()
 
@@ -109,7 +127,13 @@ class ClusterService:
             "discovery": (self._discovery.cycle, lambda: cycle),
             "monitoring": (self._monitoring.cycle, lambda: cycle),
         }
-        tasks = [asyncio.create_task(self._supervisor.run(), name="supervisor")]
+        tasks = [
+            asyncio.create_task(self._supervisor.run(), name="supervisor"),
+            asyncio.create_task(
+                run_cycles("events", self._events.cycle, lambda: EVENTS_SECONDS, self._events.wake),
+                name="events",
+            ),
+        ]
         for name, (work, interval) in cycles.items():
             wake = asyncio.Event()
             self._supervisor.listeners.append(wake)

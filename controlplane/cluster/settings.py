@@ -56,6 +56,8 @@ class ClusterSettings:
     etcd_quota_bytes: int
     learner_seconds: float
     card_cli: tuple[str, ...]
+    card_check: tuple[str, ...]
+    card_check_seconds: float
     cycle_seconds: float
     exporter_port: int
     ping_port: int
@@ -286,6 +288,8 @@ _KEYS = {
     "AWC_ETCD_QUOTA_BYTES": _Key("etcd_quota_bytes", _number(int, 1 << 20, 8 << 30), str(1 << 30)),
     "AWC_LEARNER_SECONDS": _Key("learner_seconds", _number(float, 1, 86400), "120"),
     "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),
+    "AWC_CARD_CHECK": _Key("card_check", _command, "akv-nvme"),
+    "AWC_CARD_CHECK_SECONDS": _Key("card_check_seconds", _number(float, 0, 86400), "60"),
     "AWC_CYCLE_SECONDS": _Key("cycle_seconds", _number(float, 0.1, 3600), "6"),
     "AWC_EXPORTER_PORT": _Key("exporter_port", _PORT, "7891"),
     "AWC_PING_PORT": _Key("ping_port", _PORT, "9427"),

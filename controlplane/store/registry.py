@@ -13,12 +13,13 @@ _TRIES = 6
 
 
 class IdentityConflict(StoreError):
-    """The serial is registered with another NQN; the registered entry stays as it is."""
+    """The serial is registered with another NQN, or the NQN with another serial; what is registered stays."""
 
-    def __init__(self, registered: RegistryEntry, nqn: str) -> None:
+    def __init__(self, registered: RegistryEntry, serial: str, nqn: str) -> None:
         super().__init__(
-            f"card serial {registered.serial} is registered as {registered.nqn} and now reported as {nqn}: "
-            "two cards have one serial, or the card was set up anew (then forget it first)"
+            f"card {serial} ({nqn}) is a duplicate of the registered card {registered.serial} "
+            f"({registered.nqn}): two cards have one serial or one NQN, or the card was set up anew (then "
+            f"forget the registered one first, with clustercli cards forget {registered.serial})"
         )
         self.registered = registered
 
@@ -31,10 +32,12 @@ async def register_card(client: EtcdClient, serial: str, nqn: str, uuid: str) ->
     """
     for _ in range(_TRIES):
         entries, revision = await _read_registry(client)
-        known = entries.get(serial)
+        known = next(
+            (entry for entry in entries.values() if serial == entry.serial or nqn == entry.nqn), None
+        )
         if known is not None:
-            if known.nqn != nqn:
-                raise IdentityConflict(known, nqn)
+            if (known.serial, known.nqn) != (serial, nqn):
+                raise IdentityConflict(known, serial, nqn)
             return known
         join_seq = 1 + max((entry.join_seq for entry in entries.values()), default=0)
         entry = RegistryEntry(serial, nqn, uuid, join_seq)

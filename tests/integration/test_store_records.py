@@ -66,8 +66,10 @@ async def test_cards_that_join_at_once_get_numbers_without_gap_or_double(etcd: E
 async def test_a_registered_card_is_never_overwritten(client: EtcdClient) -> None:
     first = await register_card(client, "L0P0", "nqn.a", "u1")
     assert await register_card(client, "L0P0", "nqn.a", "u2") == first
-    with pytest.raises(IdentityConflict, match=r"L0P0 is registered as nqn\.a and now reported as nqn\.b"):
+    with pytest.raises(IdentityConflict, match=r"duplicate of the registered card L0P0 \(nqn\.a\)"):
         await register_card(client, "L0P0", "nqn.b", "u1")
+    with pytest.raises(IdentityConflict, match=r"cards forget L0P0"):
+        await register_card(client, "WRONG", "nqn.a", "u1")
     assert (await read_snapshot(client)).registry == (first,)
 
 

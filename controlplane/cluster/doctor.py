@@ -1,0 +1,72 @@
+"""clustercli doctor: what would keep this host from joining, or from being a good member, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from akv.v1 import cluster_pb2 as pb
+
+from controlplane.base.addresses import HostPort
+from controlplane.base.card_cli import CardCli
+from controlplane.cluster import member_client
+from controlplane.cluster.doctor_local import (
+    check_answers,
+    check_cards,
+    check_disk,
+    check_etcd,
+    check_port,
+)
+from controlplane.cluster.doctor_peers import check_cluster
+from controlplane.cluster.doctor_report import Finding, skipped
+from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.supervisor import MemberSupervisor
+
+
+class HostDoctor:
+    """Checks the host that it runs on, and the way to the hosts of a cluster."""
+
+    def __init__(self, settings: ClusterSettings, supervisor: MemberSupervisor, cli: CardCli) -> None:
+        self._settings = settings
+        self._supervisor = supervisor
+        self._cli = cli
+
+    async def check(self, via_host: str) -> pb.CheckHostResponse:
+        """Run all checks; `via_host` is any host of the cluster to join. Raises InvalidRequest."""
+        via = str(member_client.parse_via(via_host, default_port=5000)) if via_host else ""
+        settings, membership = self._settings, self._supervisor.membership
+        findings = self._ports(membership is not None)
+        findings.append(
+            await check_answers(
+                "exporter",
+                settings.exporter_endpoint,
+                "the card exporter (or the witness exporter)",
+                "start akv-card-exporter, on a witness host akv-witness-exporter; without it the cards' "
+                "health stays unknown",
+            )
+        )
+        findings.append(await asyncio.to_thread(check_etcd, settings.etcd_binary))
+        findings += await asyncio.to_thread(check_disk, settings.data_dir)
+        card_findings, cards = await check_cards(settings, self._cli)
+        findings += card_findings
+        if membership is not None and not via:
+            via = next((peer.api for peer in membership.peers), "")
+        if via:
+            findings += await check_cluster(settings, via, cards, membership is not None)
+        else:
+            findings.append(
+                skipped("cluster", "name a host of the cluster to check the way to it: doctor -n HOST")
+            )
+        return pb.CheckHostResponse(host=settings.host, checks=map(_check, findings))
+
+    def _ports(self, is_member: bool) -> list[Finding]:
+        settings = self._settings
+        if is_member:
+            return [skipped("etcd-ports", "this host is in a cluster: its etcd has them")]
+        ports = {"etcd clients": settings.etcd_client_port, "etcd peers": settings.etcd_peer_port}
+        return [
+            check_port(f"port-{port}", HostPort(settings.address, port), what) for what, port in ports.items()
+        ]
+
+
+def _check(finding: Finding) -> pb.HostCheck:
+    return pb.HostCheck(name=finding.name, result=finding.result, text=finding.text, remedy=finding.remedy)
