@@ -1,8 +1,8 @@
 """Damping of one card's health: a pure state machine from what each cycle saw to what is shown.
 
 Sick is shown at once, since it only ever comes from evidence. Unknown must last a few cycles, so that one
-missed scrape is no change. A recovery is shown at once the first time; each further attempt without a calm
-in between must last twice as long, so that a flapping card stays out and its record stays still.
+missed scrape is no change. The first recoveries are shown at once; each further attempt without a calm in
+between must last twice as long, so that a flapping card stays out and its record stays still.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from controlplane.model.cards import Health
 
 @dataclass(frozen=True, slots=True)
 class DampingLimits:
-    """All in cycles: how long unknown must last, the longest wait for a recovery, and what is calm."""
+    """In cycles: how long unknown must last, the longest wait for a recovery, and what is calm.
+
+    `free` is how many recoveries are shown at once: a card that an operator stops twice does not flap.
+    """
 
     unknown: int = 2
-    recovery_cap: int = 16
+    free: int = 2
+    recovery_cap: int = 10
     calm: int = 30
 
 
@@ -30,7 +34,8 @@ class DampedHealth:
     """`shown` is what counts; `known` the last shown that was not unknown.
 
     `streak` counts the cycles in a row that saw `seen`'s health, `same` those that saw its cause too;
-    `attempts` counts how often the card was seen to recover since the last calm.
+    `attempts` counts how often the card was seen to recover since the last calm; `flapping` means that
+    recoveries are held back.
     """
 
     shown: Verdict
@@ -39,11 +44,7 @@ class DampedHealth:
     streak: int = 1
     same: int = 1
     attempts: int = 0
-
-    @property
-    def flapping(self) -> bool:
-        """Recoveries are held back."""
-        return self.attempts > 1
+    flapping: bool = False
 
 
 def first(seen: Verdict, written: Verdict | None) -> DampedHealth:
@@ -68,9 +69,9 @@ def _count(state: DampedHealth, seen: Verdict, limits: DampingLimits) -> DampedH
     streak = 1 if turned else state.streak + 1
     same = state.same + 1 if seen.kind == state.seen.kind and not turned else 1
     attempts = state.attempts + (turned and seen.health is Health.HEALTHY and _was_sick(state))
-    return replace(
-        state, seen=seen, streak=streak, same=same, attempts=0 if streak >= limits.calm else attempts
-    )
+    attempts = 0 if streak >= limits.calm else attempts
+    flapping = attempts > limits.free
+    return replace(state, seen=seen, streak=streak, same=same, attempts=attempts, flapping=flapping)
 
 
 def _needed(state: DampedHealth, health: Health, limits: DampingLimits) -> int:
@@ -78,7 +79,7 @@ def _needed(state: DampedHealth, health: Health, limits: DampingLimits) -> int:
     if health is Health.UNKNOWN:
         return limits.unknown
     if health is Health.HEALTHY and _was_sick(state):
-        return int(min(limits.recovery_cap, 2 ** max(0, state.attempts - 1)))
+        return int(min(limits.recovery_cap, 2 ** max(0, state.attempts - limits.free)))
     return 1
 
 

@@ -23,7 +23,10 @@ class HttpReader:
         """The body of a 200 answer. Raises HttpProblem."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self._timeout)
-            self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+            # Not compressed: what a few bytes unpack to has no bound.
+            self._session = aiohttp.ClientSession(
+                timeout=timeout, headers={"Accept-Encoding": "identity"}, auto_decompress=False
+            )
         try:
             async with self._session.get(url, params=parameters, allow_redirects=False) as answer:
                 if answer.status != 200:

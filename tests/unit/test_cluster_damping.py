@@ -14,7 +14,7 @@ from controlplane.model.cards import Health
 
 UP, DOWN = Verdict(Health.HEALTHY, "runs"), Verdict(Health.SICK, "stopped")
 AWAY, SLOW = Verdict(Health.UNKNOWN, "away"), Verdict(Health.UNKNOWN, "slow")
-LIMITS = DampingLimits(unknown=2, recovery_cap=8, calm=20)
+LIMITS = DampingLimits(unknown=2, free=1, recovery_cap=8, calm=20)
 
 
 def run(inputs: Iterable[Verdict], written: Verdict | None = None) -> list[DampedHealth]:
@@ -46,6 +46,14 @@ def test_each_further_recovery_must_last_twice_as_long() -> None:
     assert shown(run(inputs("SH" + "SHH" + "SHHHH" + "SHHHHHHHH" + "SHHHHHHHH"))) == (
         "SH" + "SSH" + "SSSSH" + "SSSSSSSSH" + "SSSSSSSSH"
     )
+
+
+def test_an_operator_who_stops_a_card_twice_waits_for_nothing() -> None:
+    states = [first(UP, None)]
+    for seen in inputs("SHSHSH"):
+        states.append(step(states[-1], seen))
+    assert shown(states) == "HSHSHSS"
+    assert [state.flapping for state in states] == [False] * 6 + [True]
 
 
 def test_a_card_that_flaps_every_cycle_stays_sick() -> None:
