@@ -18,7 +18,8 @@ from controlplane.base.version import program_version
 from controlplane.cluster.envfile import SettingsError
 from controlplane.cluster.membership_file import MembershipFileError
 from controlplane.cluster.service import ClusterService
-from controlplane.cluster.settings import ClusterSettings, load_settings
+from controlplane.cluster.settings import INSECURE_LOOPBACK, ClusterSettings, load_settings
+from controlplane.fleet.fleet import Fleet
 
 PROGRAM = "awide-cluster"
 FAILED, UNUSABLE = 1, 2
@@ -37,7 +38,8 @@ async def _serve(settings: ClusterSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await ClusterService(settings).run(stop)
+    fleet = Fleet(settings.host, require_identity=settings.security != INSECURE_LOOPBACK)
+    await ClusterService(settings, companions=[fleet]).run(stop)
 
 
 @app.command(help=__doc__)

@@ -23,10 +23,11 @@ CHANGE_SECONDS = 300.0
 STOP_GRACE_SECONDS = 1.0
 SERVICE = "akv.v1.ClusterService"
 
-# What a stranger can cost: small messages, few streams and calls, silent connections closed.
+# What a stranger can cost: bounded messages, few streams a connection, silent connections closed. An agent's
+# description of a large node, or the map of a large fabric, is the largest message.
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 64 << 10),
+    ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.server_handshake_timeout_ms", 5000),
@@ -35,7 +36,8 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.max_connection_idle_ms", 300000),
 ]
-_MAX_CALLS = 256
+# Each node's agent holds one for as long as it lives.
+_MAX_CALLS = 8192
 
 # Adds one more service to the server and returns its full name.
 Registration = Callable[[grpc.aio.Server], str]

@@ -17,7 +17,7 @@ from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.codec import RecordError
-from controlplane.store.election import Leadership, LeadershipLost, campaign, read_leader
+from controlplane.store.election import Leadership, LeadershipLost, Standing, campaign, read_leader
 from controlplane.store.errors import StoreError
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_members
@@ -47,9 +47,19 @@ class Leader:
         self._health = health
         self._events = events
         self._leadership: Leadership | None = None
+        self._followed = ""
+        self._apis: dict[str, str] = {}
         self._cycles_led = 0
         self._mover = QuorumMover(settings, link, events)
         self._said = OnChange()
+
+    @property
+    def standing(self) -> Standing:
+        """What this host knows of the election."""
+        if self._leadership is None:
+            return Standing(None, None, self._followed, self._apis.get(self._followed, ""))
+        host = self._settings.host
+        return Standing(self._link.client, self._leadership, host, self._settings.api_endpoint)
 
     @property
     def interval(self) -> float:
@@ -88,6 +98,7 @@ class Leader:
         if membership.phase == "creating":
             return "not leading: the cluster is being created"
         picture = await self._link.snapshot(membership)
+        self._apis = {record.host: record.addresses.get("api", "") for record in picture.hosts}
         if self._settings.host not in {record.host for record in picture.hosts if record.enabled}:
             await self.resign()
             return "not leading: this host is disabled"
@@ -121,6 +132,7 @@ class Leader:
     async def _follow(self) -> str:
         self._link.note_members(await list_members(self._link.client))
         leader = await read_leader(self._link.client)
+        self._followed = leader.name if leader is not None else ""
         return f"following {leader.name}" if leader is not None else "following: no one leads yet"
 
     async def _work(self, leadership: Leadership, picture: ClusterSnapshot) -> str:

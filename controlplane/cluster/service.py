@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from controlplane.base.card_cli import CardCli
 from controlplane.base.card_identify import CardIdentify
@@ -13,6 +13,7 @@ from controlplane.cluster.administration import Administration
 from controlplane.cluster.api import ClusterServer
 from controlplane.cluster.card_checker import CardChecker
 from controlplane.cluster.cards_admin import CardsAdmin
+from controlplane.cluster.companion import Companion
 from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.doctor import HostDoctor
@@ -62,8 +63,14 @@ class HostOperations:
 class ClusterService:
     """Everything one host runs. Raises MembershipFileError when what the host knew can't be read."""
 
-    def __init__(self, settings: ClusterSettings, runner: EtcdRunner | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        runner: EtcdRunner | None = None,
+        companions: Sequence[Companion] = (),
+    ) -> None:
         self._settings = settings
+        self._companions = companions
         self._link = EtcdLink(settings.client_url)
         self._metrics = _metric_source(settings)
         chosen = runner or _runner(settings)
@@ -91,9 +98,9 @@ class ClusterService:
             EventQueries(self._supervisor, self._link),
             HostDoctor(settings, self._supervisor, cli),
         )
-        self._server = ClusterServer(
-            settings.api_endpoint, settings.host, operations, [operator_service(settings.host, operator)]
-        )
+        others = [r for companion in companions for r in companion.registrations]
+        others.append(operator_service(settings.host, operator))
+        self._server = ClusterServer(settings.api_endpoint, settings.host, operations, others)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OSError when the API's address is taken."""
@@ -138,6 +145,9 @@ class ClusterService:
             wake = asyncio.Event()
             self._supervisor.listeners.append(wake)
             tasks.append(asyncio.create_task(run_cycles(name, work, interval, wake), name=name))
+        for companion in self._companions:
+            work_beside = companion.run(lambda: self._leader.standing)
+            tasks.append(asyncio.create_task(work_beside, name="companion"))
         return tasks
 
     async def _end(self, tasks: list[asyncio.Task[None]], stopped: asyncio.Task[bool]) -> None:

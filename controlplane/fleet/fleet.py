@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 from akv.v1 import agent_pb2_grpc, fleet_pb2_grpc
@@ -64,6 +64,11 @@ class Fleet:
     def term(self) -> Term | None:
         """The present term; None while this host does not lead."""
         return self._term if self._standing.leads else None
+
+    @property
+    def registrations(self) -> Sequence[Callable[[grpc.aio.Server], str]]:
+        """What adds the services to a server; each gives the name of its own."""
+        return [self.register_agents, self.register_api]
 
     def register_agents(self, server: grpc.aio.Server) -> str:
         """Add AgentService to a server; its name."""

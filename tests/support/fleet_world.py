@@ -23,7 +23,7 @@ class Process:
     """A shard that really runs."""
 
     place: Place
-    state: pb.ShardState = pb.SHARD_STATE_STARTING
+    state: pb.ShardState.ValueType = pb.SHARD_STATE_STARTING
 
 
 @dataclass
@@ -209,12 +209,12 @@ class World:
         else:
             self.shards.gone(place.node_id, place.shard_id, place.generation)
 
-    def _report(self, node: WorldNode, shard: str, state: pb.ShardState) -> None:
+    def _report(self, node: WorldNode, shard: str, state: pb.ShardState.ValueType) -> None:
         process = node.processes.pop(shard)
         if node.heard:
             self._tell(node, shard, process, state)
 
-    def _tell(self, node: WorldNode, shard: str, process: Process, state: pb.ShardState) -> None:
+    def _tell(self, node: WorldNode, shard: str, process: Process, state: pb.ShardState.ValueType) -> None:
         generation = process.place.generation
         self.shards.on_event(node.name, pb.ShardEvent(shard_id=shard, generation=generation, state=state))
 

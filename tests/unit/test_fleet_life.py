@@ -17,7 +17,7 @@ def status(phase: Phase = Phase.STARTING, **fields: object) -> ShardStatus:
     return replace(ShardStatus(phase, GENERATION, 100.0), **fields)  # type: ignore[arg-type]
 
 
-def event(state: pb.ShardState, generation: int = GENERATION, **fields: object) -> pb.ShardEvent:
+def event(state: pb.ShardState.ValueType, generation: int = GENERATION, **fields: object) -> pb.ShardEvent:
     return pb.ShardEvent(shard_id="m-0-0", generation=generation, state=state, **fields)  # type: ignore[arg-type]
 
 
@@ -43,13 +43,13 @@ def test_a_repeated_starting_event_does_not_touch_the_timer() -> None:
 
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1, 0])
 @pytest.mark.parametrize("state", [pb.SHARD_STATE_RUNNING, pb.SHARD_STATE_FAILED, pb.SHARD_STATE_STOPPED])
-def test_an_event_of_another_start_is_not_heard(state: pb.ShardState, generation: int) -> None:
+def test_an_event_of_another_start_is_not_heard(state: pb.ShardState.ValueType, generation: int) -> None:
     assert life.on_event(status(), event(state, generation), 130.0) == status()
 
 
 @pytest.mark.parametrize("over", [Phase.FAILED, Phase.STOPPED])
 @pytest.mark.parametrize("state", list(pb.ShardState.values()))
-def test_nothing_comes_after_the_end_of_a_start(over: Phase, state: pb.ShardState) -> None:
+def test_nothing_comes_after_the_end_of_a_start(over: Phase, state: pb.ShardState.ValueType) -> None:
     assert life.on_event(status(over), event(state), 130.0) == status(over)
 
 
