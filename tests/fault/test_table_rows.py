@@ -17,7 +17,7 @@ from tests.support.scene.checks import (
     nothing_changes,
 )
 from tests.support.scene.console import cards_of
-from tests.support.scene.gateway import POLL_MS, SICK_POLLS
+from tests.support.scene.gateway import SICK_POLLS
 from tests.support.scene.marks import NEEDS_HOSTS
 from tests.support.scene.scene import Scene
 from tests.support.scene.storage import CardSpec, StorageHost
@@ -123,7 +123,7 @@ def test_a_card_is_sick_and_is_healthy_again(scene: Scene) -> None:
         assert "storage service" in card["reason"]
         for event in out:
             assert event["reason"] == "sick"
-            assert logged_at(event) - card["since"] >= (SICK_POLLS - 1) * POLL_MS / 1000
+            assert logged_at(event) - card["since"] >= (SICK_POLLS - 1) * scene.pace.poll_ms / 1000
         scene.wait(
             lambda: all(active_in_status(g) == OTHERS for g in scene.gateways), "the status files say so"
         )

@@ -16,9 +16,7 @@ from tests.hosts import NetHost
 from tests.support.procs import Program, python_module
 from tests.support.scene.storage import running
 
-POLL_MS = 200
 SICK_POLLS = ABSENT_POLLS = 3
-IO_TIMEOUT_MS = 1500
 BLOCK_BYTES = 1024
 PORT = 5557
 _SHARED_MEMORY = 64 << 20
@@ -31,6 +29,8 @@ class Gateway:
     net: NetHost
     directory: Path
     cluster_hosts: str
+    poll_ms: int
+    io_timeout_ms: int
     control: Program | None = field(default=None, repr=False)
     dataplane: Program | None = field(default=None, repr=False)
     view: DataplaneView = field(init=False, repr=False)
@@ -55,10 +55,10 @@ class Gateway:
             "storage_backend": "kv-nvme",
             "cluster_hostname": self.cluster_hosts,
             "cluster_security": "insecure-loopback",
-            "cluster_poll_ms": POLL_MS,
+            "cluster_poll_ms": self.poll_ms,
             "cluster_sick_polls": SICK_POLLS,
             "cluster_absent_polls": ABSENT_POLLS,
-            "io_timeout_ms": IO_TIMEOUT_MS,
+            "io_timeout_ms": self.io_timeout_ms,
             "bind_address": self.net.address,
             "port": PORT,
             "shared_memory_size": _SHARED_MEMORY,

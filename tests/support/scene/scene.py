@@ -20,8 +20,6 @@ from tests.support.scene.gateway import Gateway
 from tests.support.scene.storage import CardSpec, StorageHost, running
 from tests.support.scene.traffic import Stream, Traffic
 
-CYCLE_SECONDS = 0.5
-WARMUP_CYCLES = 2
 CLUSTER = "kv-cache"
 SETTLE_SECONDS = 60.0
 ROWS = 60
@@ -29,6 +27,26 @@ REQUESTS_A_SECOND = 100
 FIRST_CARDS = {"storage-1": "L0P0", "storage-2": "L1P0", "storage-3": "L2P0"}
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Intervals of the cluster services and of the gateways."""
+
+    cycle_seconds: float = 0.5
+    warmup_cycles: int = 2
+    poll_ms: int = 200
+    io_timeout_ms: int = 1500
+
+    def settings(self) -> dict[str, str]:
+        """Those of awide-cluster."""
+        return {
+            "AWC_CYCLE_SECONDS": str(self.cycle_seconds),
+            "LEADER_WARMUP_CYCLES": str(self.warmup_cycles),
+        }
+
+
+BRISK, PRODUCTION = Pace(), Pace(6.0, 3, 1000, 5000)
 
 
 @dataclass
@@ -39,6 +57,7 @@ class Scene:
     directory: Path
     console: Console
     trace: Path
+    pace: Pace = BRISK
     hosts: dict[str, StorageHost] = field(default_factory=dict)
     members: list[StorageHost] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
@@ -48,15 +67,16 @@ class Scene:
         """A host with its cards, exporter and service running; in no cluster yet."""
         host = StorageHost.of(self.network.add(name), self.directory / name, *specs)
         self.hosts[name] = host
-        warmup = {"AWC_CYCLE_SECONDS": str(CYCLE_SECONDS), "LEADER_WARMUP_CYCLES": str(WARMUP_CYCLES)}
-        host.configure(**warmup, **settings)
+        host.configure(**{**self.pace.settings(), **settings})
         host.start_all()
         return host
 
     def add_gateway(self, name: str) -> Gateway:
         """A pod that is started; it waits for cards."""
         hosts = ",".join(host.api for host in self.members)
-        gateway = Gateway(self.network.add(name), self.directory / name, hosts)
+        gateway = Gateway(
+            self.network.add(name), self.directory / name, hosts, self.pace.poll_ms, self.pace.io_timeout_ms
+        )
         self.gateways.append(gateway)
         gateway.start()
         return gateway
@@ -71,10 +91,16 @@ class Scene:
         self.console.cli(host.api, "add_node", "-n", self.members[0].api).document()
         self.members.append(host)
 
-    def wait(self, probe: Callable[[], T | None], what: str, seconds: float = SETTLE_SECONDS) -> T:
+    def wait(
+        self,
+        probe: Callable[[], T | None],
+        what: str,
+        seconds: float = SETTLE_SECONDS,
+        every: float = 0.05,
+    ) -> T:
         """Wait for a condition; what the gateways and the hosts say is told when it does not come."""
         try:
-            return wait_until(probe, what, seconds, every=0.05)
+            return wait_until(probe, what, seconds, every)
         except AssertionError as error:
             error.add_note(self.describe())
             raise
@@ -211,21 +237,21 @@ class Scene:
 
 
 @contextmanager
-def empty_scene(directory: Path) -> Iterator[Scene]:
+def empty_scene(directory: Path, pace: Pace = BRISK) -> Iterator[Scene]:
     """A network with an operator and nothing else; everything in it is ended afterwards."""
     with ExitStack() as stack:
         network = stack.enter_context(host_network())
         console = Console(network.add("operator"))
         stack.callback(console.close)
-        scene = Scene(network, directory, console, _trace(directory))
+        scene = Scene(network, directory, console, _trace(directory), pace)
         stack.callback(_stop, scene)
         yield scene
 
 
 @contextmanager
-def three_hosts(directory: Path) -> Iterator[Scene]:
+def three_hosts(directory: Path, pace: Pace = BRISK) -> Iterator[Scene]:
     """Three storage hosts with a card each in one cluster, and two gateways that use them; all well."""
-    with empty_scene(directory) as scene:
+    with empty_scene(directory, pace) as scene:
         for name, serial in FIRST_CARDS.items():
             scene.add_host(name, CardSpec(serial))
         first, *others = scene.hosts.values()
