@@ -71,13 +71,10 @@ class HealthRound:
             for key, state in plan.state.items()
             if state.flapping
         }
-        topics |= {
-            ("witness not seen", host): sample.error
-            for host in witnesses
-            if (sample := evidence.samples.get(host)) is not None and sample.error
-        }
         if evidence.problem:
             topics["metrics not read", ""] = evidence.problem
+        else:
+            topics |= _witness_topics(evidence, witnesses)
         for (event, subject), reason in topics.items():
             if self._said.get((event, subject)) != reason:
                 log.warning(event, subject=subject, reason=reason)
@@ -100,6 +97,15 @@ class HealthRound:
             self._events.note("health", record.xdp_serial, text)
         for host, device in plan.gone:
             await delete_health(client, host, device, leadership)
+
+
+def _witness_topics(evidence: Evidence, witnesses: Iterable[str]) -> dict[tuple[str, str], str]:
+    asked = ((host, evidence.samples.get(host)) for host in witnesses)
+    return {
+        ("witness not seen", host): sample.error
+        for host, sample in asked
+        if sample is not None and sample.error
+    }
 
 
 def endpoints_of(picture: ClusterSnapshot) -> dict[str, HostEndpoints]:

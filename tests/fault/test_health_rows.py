@@ -1,0 +1,224 @@
+"""Health through exporters and Prometheus: what is evidence makes a card sick, what is missing never does.
+
+Two storage hosts with a card each and a witness, in network namespaces, each with its own real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.procs import Program
+from tests.support.scene.marks import NEEDS_HOSTS
+from tests.support.scene.scene import CYCLE_SECONDS, WARMUP_CYCLES, Scene, empty_scene
+from tests.support.scene.storage import CardSpec
+from tests.support.scene.watched import WatchedHost
+
+pytestmark = list(NEEDS_HOSTS)
+HEALTHY, SICK, UNKNOWN = 0, 1, 2
+VICTIM, OTHER = "L0P0", "L1P0"
+WELL = {VICTIM: HEALTHY, OTHER: HEALTHY}
+
+
+class Watched:
+    """The scene, and its hosts by what they are to the tests."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.storage = self._add("storage-1", CardSpec("L0P0"))
+        self.second = self._add("storage-2", CardSpec("L1P0"))
+        self.witness = self._add("witness-1")
+        self._seen: dict[Program, int] = {}
+
+    @property
+    def hosts(self) -> list[WatchedHost]:
+        return [self.storage, self.second, self.witness]
+
+    def form(self) -> None:
+        first, *others = self.hosts
+        self.scene.create_cluster(first)
+        for host in others:
+            self.scene.join(host)
+        self.heal()
+
+    def heal(self) -> None:
+        """Undo what a test did, and wait until both cards are healthy."""
+        self.scene.network.heal()
+        for host in self.hosts:
+            host.resume()
+            host.answer_pings()
+            host.tell_the_truth()
+            host.start_all()
+            host.start_prometheus()
+        self.scene.wait_health(WELL)
+        self._seen = {host.running: len(host.running.events()) for host in self.hosts}
+
+    def leader(self) -> WatchedHost:
+        found = self.scene.leader()
+        assert isinstance(found, WatchedHost)
+        return found
+
+    def follower(self) -> WatchedHost:
+        """A storage host that does not lead."""
+        leader = self.leader()
+        return next(host for host in (self.storage, self.second) if host is not leader)
+
+    def card(self, serial: str) -> dict[str, Any]:
+        document = self.scene.wait(self.scene.ask, "get_cluster answers")
+        cards = [card for host in document["hosts"] for card in host["cards"]]
+        return next(card for card in cards if card["xdp_serial"] == serial)
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """What the hosts logged under that name since the test began."""
+        logs = [host.running.events()[self._seen.get(host.running, 0) :] for host in self.hosts]
+        return [found for log in logs for found in log if found.get("event") == event]
+
+    def written(self) -> list[tuple[str, str]]:
+        """Every health that a leader wrote since the test began: (serial, word)."""
+        return [(event["serial"], event["health_xdp"]) for event in self.said("health")]
+
+    def wait_said(self, event: str, right: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Until a host has logged such an event."""
+        return self.scene.wait(lambda: next(filter(right, self.said(event)), None), f"event {event}")
+
+    def wait_cycles(self, count: int) -> None:
+        """Until the host that leads has led that many more cycles."""
+        leader = self.leader().running
+        before = len(leader.events("cycle"))
+        self.scene.wait(lambda: len(leader.events("cycle")) >= before + count, f"{count} cycles")
+
+    def _add(self, name: str, *specs: CardSpec) -> WatchedHost:
+        net = self.scene.network.add(name)
+        host = WatchedHost.of(net, self.scene.directory / name, *specs, witness=not specs)
+        assert isinstance(host, WatchedHost)
+        self.scene.hosts[name] = host
+        warmup = {"AWC_CYCLE_SECONDS": str(CYCLE_SECONDS), "LEADER_WARMUP_CYCLES": str(WARMUP_CYCLES)}
+        host.configure(**warmup)
+        host.start_all()
+        return host
+
+
+@pytest.fixture(scope="module")
+def shared_watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with empty_scene(tmp_path_factory.mktemp("health")) as scene:
+        watched = Watched(scene)
+        watched.form()
+        yield watched
+
+
+@pytest.fixture
+def watched(shared_watched: Watched) -> Watched:
+    shared_watched.heal()
+    return shared_watched
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_every_host_watches_all_hosts_and_pings_the_others(watched: Watched) -> None:
+    names = [host.name for host in watched.hosts]
+    for host in watched.hosts:
+        for name in ("cards", "ping"):
+            groups = read_json(host.monitoring_dir / "targets" / f"{name}.json")
+            assert [group["labels"]["host"] for group in groups] == names
+        pings = read_json(host.monitoring_dir / "ping-targets.json")
+        assert pings["source"] == host.name
+        assert {target["host"] for target in pings["targets"]} == {*names} - {host.name}
+    sentence = watched.wait_said("cycle", lambda e: "2 cards: 2 healthy, none changed" in e["says"])
+    assert sentence["says"].startswith("leading")
+
+
+def test_a_card_that_is_killed_is_sick_and_healthy_when_it_is_back(watched: Watched) -> None:
+    watched.storage.cards[VICTIM].kill()
+    watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
+    assert "xdp_service_status 0" in watched.card(VICTIM)["reason"]
+    watched.storage.start_all()
+    watched.scene.wait_health(WELL)
+    assert watched.written() == [(VICTIM, "sick"), (VICTIM, "healthy")]
+
+
+def test_a_suspended_prometheus_makes_no_card_sick_though_one_dies_meanwhile(watched: Watched) -> None:
+    leader = watched.leader()
+    assert leader.prometheus is not None
+    leader.suspend(leader.prometheus.pid)
+    watched.storage.cards[VICTIM].kill()
+    watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: UNKNOWN})
+    assert "gave no answer" in watched.card(VICTIM)["reason"]
+    watched.wait_cycles(3)
+    assert sorted(watched.written()) == [(VICTIM, "unknown"), (OTHER, "unknown")]
+    assert len(watched.said("metrics not read")) == 1
+    leader.resume()
+    watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
+
+
+@pytest.mark.parametrize("how", ["killed", "suspended"])
+def test_an_exporter_that_is_gone_makes_its_card_unknown(watched: Watched, how: str) -> None:
+    exporter = watched.storage.exporter
+    assert exporter is not None
+    if how == "killed":
+        exporter.kill()
+    else:
+        watched.storage.suspend(exporter.pid)
+    watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: HEALTHY})
+    assert "does not answer Prometheus" in watched.card(VICTIM)["reason"]
+    watched.wait_cycles(3)
+    assert watched.written() == [(VICTIM, "unknown")]
+
+
+def test_loss_that_two_hosts_see_makes_a_card_sick(watched: Watched) -> None:
+    watched.storage.drop_pings(watched.second.net, watched.witness.net)
+    watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
+    assert "storage-2, witness-1 don't reach" in watched.card(VICTIM)["reason"]
+    watched.storage.answer_pings()
+    watched.scene.wait_health(WELL)
+
+
+def test_loss_that_one_host_sees_is_told_and_not_acted_on(watched: Watched) -> None:
+    watched.storage.drop_pings(watched.second.net)
+    told = watched.wait_said("packet loss not acted on", lambda e: e["subject"] == VICTIM)
+    assert "storage-2" in told["reason"]
+    watched.wait_cycles(4)
+    assert watched.written() == []
+
+
+def test_a_host_that_is_cut_off_makes_nobodys_card_sick_but_its_own(watched: Watched) -> None:
+    cut = watched.follower()
+    (serial,) = cut.specs
+    (other,) = {VICTIM, OTHER} - {serial}
+    watched.scene.network.isolate(cut.net)
+    watched.scene.wait_health({serial: SICK, other: HEALTHY})
+    watched.wait_cycles(4)
+    assert {word for found, word in watched.written() if found == other} == set()
+    assert watched.card(serial)["reason"].startswith("packet loss")
+
+
+def test_a_witness_that_is_silent_is_told_once_and_changes_no_card(watched: Watched) -> None:
+    assert watched.witness.exporter is not None
+    watched.witness.exporter.kill()
+    told = watched.wait_said("witness not seen", lambda e: e["subject"] == "witness-1")
+    assert "does not answer Prometheus" in told["reason"]
+    watched.wait_cycles(3)
+    assert len(watched.said("witness not seen")) == 1
+    assert watched.written() == []
+    watched.witness.start_all()
+    watched.wait_said("witness not seen: over", lambda e: e["subject"] == "witness-1")
+
+
+def test_a_new_leader_without_metrics_makes_no_card_sick(watched: Watched) -> None:
+    leader, victim = watched.leader(), watched.follower()
+    (serial,) = victim.specs
+    for host in watched.hosts:
+        assert host.prometheus is not None
+        host.prometheus.kill()
+    victim.cards[serial].kill()
+    assert leader.service is not None
+    leader.service.stop()
+    watched.scene.wait(lambda: watched.leader() is not leader, "another leader")
+    watched.wait_cycles(WARMUP_CYCLES + 4)
+    assert "sick" not in {word for _, word in watched.written()}
+    watched.scene.wait_health({serial: UNKNOWN})
