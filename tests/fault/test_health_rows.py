@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.procs import Program
 from tests.support.scene.marks import NEEDS_HOSTS
-from tests.support.scene.scene import CYCLE_SECONDS, WARMUP_CYCLES, Scene, empty_scene
+from tests.support.scene.scene import BRISK, Scene, empty_scene
 from tests.support.scene.storage import CardSpec
 from tests.support.scene.watched import WatchedHost
 
@@ -96,8 +96,7 @@ class Watched:
         host = WatchedHost.of(net, self.scene.directory / name, *specs, witness=not specs)
         assert isinstance(host, WatchedHost)
         self.scene.hosts[name] = host
-        warmup = {"AWC_CYCLE_SECONDS": str(CYCLE_SECONDS), "LEADER_WARMUP_CYCLES": str(WARMUP_CYCLES)}
-        host.configure(**warmup)
+        host.configure(**BRISK.settings())
         host.start_all()
         return host
 
@@ -219,6 +218,6 @@ def test_a_new_leader_without_metrics_makes_no_card_sick(watched: Watched) -> No
     assert leader.service is not None
     leader.service.stop()
     watched.scene.wait(lambda: watched.leader() is not leader, "another leader")
-    watched.wait_cycles(WARMUP_CYCLES + 4)
+    watched.wait_cycles(BRISK.warmup_cycles + 4)
     assert "sick" not in {word for _, word in watched.written()}
     watched.scene.wait_health({serial: UNKNOWN})
