@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from clustercli.call import DEFAULT_PORT, CallError
-from clustercli.commands import hosts, overview
+from clustercli.commands import cards, diagnosis, hosts, overview
 from clustercli.session import Output, Session
 from controlplane.base.addresses import AddressError, HostPort, parse_host_port
 from controlplane.base.version import program_version
@@ -22,12 +22,13 @@ GLOBAL_OPTIONS = ("--host", "--output", "--timeout")
 SUBJECTS = (
     hosts,
     overview,
+    cards,
+    diagnosis,
 )
 
 app = typer.Typer(
     help=__doc__,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -122,14 +122,15 @@ def _card_cells(card: dict[str, Any]) -> tuple[str, ...]:
         card["device"] + (" (stopped)" if card["state"] == "stopped" else ""),
         card["xdp_serial"],
         f"{health} {HEALTH_WORDS.get(health, '?')}",
-        _time(card["since"]),
+        time_text(card["since"]),
         str(card["slot"]) if card["slot"] >= 0 else "none",
         ", ".join(card["addresses"]),
         card["reason"],
     )
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Unix seconds as UTC for people; empty for 0."""
     if seconds <= 0:
         return ""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

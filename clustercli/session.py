@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import typer
 from akv.v1.cluster_pb2_grpc import ClusterServiceStub
 from rich.console import Console, RenderableType
 
-from clustercli.call import call_cluster
+from clustercli.call import CallError, call_cluster
 from controlplane.base.addresses import HostPort
 
 READ_SECONDS = 10.0
@@ -27,6 +30,18 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Whether an answer is shown again and again, and the pause in seconds."""
+
+    on: bool
+    every: float
+
+
+WatchFlag = Annotated[bool, typer.Option("--watch", help="Show it again and again until interrupted.")]
+WatchEvery = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two, with --watch.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,39 @@ class Session:
         else:
             width = None if sys.stdout.isatty() else PIPE_COLUMNS
             Console(width=width, highlight=False, markup=False).print(table(document))
+
+    def present(
+        self,
+        ask: Callable[[], dict[str, Any]],
+        table: Callable[[dict[str, Any]], RenderableType],
+        watch: Watch,
+    ) -> None:
+        """Print what `ask` gives: once, or again and again until interrupted.
+
+        As JSON, a watched answer is one line. A failure ends only what is not watched.
+        """
+        if not watch.on:
+            return self.show(ask(), table)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                try:
+                    document = ask()
+                except CallError as error:
+                    typer.echo(f"clustercli: {error}", err=True)
+                else:
+                    self._show_again(document, table)
+                time.sleep(watch.every)
+
+    def _show_again(
+        self, document: dict[str, Any], table: Callable[[dict[str, Any]], RenderableType]
+    ) -> None:
+        if self.output is Output.JSON:
+            typer.echo(json.dumps(document, ensure_ascii=False))
+            return
+        if sys.stdout.isatty():
+            Console().clear()
+        typer.echo(datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ"))
+        self.show(document, table)
 
 
 def session_of(context: typer.Context) -> Session:

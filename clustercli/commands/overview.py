@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 from akv.v1 import cluster_pb2
 
 from clustercli import render
-from clustercli.session import READ_SECONDS, session_of
+from clustercli.session import READ_SECONDS, Watch, WatchEvery, WatchFlag, session_of
 
 
 def register(app: typer.Typer) -> None:
@@ -15,17 +17,25 @@ def register(app: typer.Typer) -> None:
     app.command("get_members")(get_members)
 
 
-def get_cluster(context: typer.Context) -> None:
+def get_cluster(context: typer.Context, watch: WatchFlag = False, every: WatchEvery = 2.0) -> None:
     """Show hosts, cards, health and quorum."""
     session = session_of(context)
-    request = cluster_pb2.GetClusterRequest()
-    answer = session.call("get_cluster", lambda stub: stub.GetCluster, request, READ_SECONDS)
-    session.show(render.cluster_document(answer), render.cluster_table)
+
+    def ask() -> dict[str, Any]:
+        request = cluster_pb2.GetClusterRequest()
+        answer = session.call("get_cluster", lambda stub: stub.GetCluster, request, READ_SECONDS)
+        return render.cluster_document(answer)
+
+    session.present(ask, render.cluster_table, Watch(watch, every))
 
 
-def get_members(context: typer.Context) -> None:
+def get_members(context: typer.Context, watch: WatchFlag = False, every: WatchEvery = 2.0) -> None:
     """Show the etcd members."""
     session = session_of(context)
-    request = cluster_pb2.GetMembersRequest()
-    answer = session.call("get_members", lambda stub: stub.GetMembers, request, READ_SECONDS)
-    session.show(render.members_document(answer), render.members_table)
+
+    def ask() -> dict[str, Any]:
+        request = cluster_pb2.GetMembersRequest()
+        answer = session.call("get_members", lambda stub: stub.GetMembers, request, READ_SECONDS)
+        return render.members_document(answer)
+
+    session.present(ask, render.members_table, Watch(watch, every))

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from akv.v1 import cluster_pb2
+from akv.v1.cluster_pb2_grpc import ClusterServiceStub, OperatorServiceStub
 
-from clustercli import render
+from clustercli import render, render_cards, render_diagnosis
 from clustercli.call import CallError, call_cluster
 from controlplane.base.addresses import parse_host_port
 from controlplane.cluster.etcd_binary import find_etcd
@@ -181,14 +182,30 @@ def ask_cluster(host: ClusterHost) -> dict[str, Any]:
     return render.cluster_document(answer)
 
 
+def ask_cards(host: ClusterHost) -> dict[str, Any]:
+    """cards' document, as `ask_cluster`."""
+    request = cluster_pb2.ListCardsRequest()
+    answer = _call(host, "cards", lambda stub: stub.ListCards, request, OperatorServiceStub)
+    return render_cards.cards_document(answer)
+
+
+def ask_events(host: ClusterHost) -> dict[str, Any]:
+    """All events, as `ask_cluster`."""
+    request = cluster_pb2.ListEventsRequest()
+    answer = _call(host, "events", lambda stub: stub.ListEvents, request, OperatorServiceStub)
+    return render_diagnosis.events_document(answer)
+
+
 def ask_members(host: ClusterHost) -> dict[str, Any]:
     """get_members' document, as `ask_cluster`."""
     answer = _call(host, "get_members", lambda stub: stub.GetMembers, cluster_pb2.GetMembersRequest())
     return render.members_document(answer)
 
 
-def _call(host: ClusterHost, action: str, method: Any, request: Any) -> Any:
-    return call_cluster(parse_host_port(host.api), 10.0, action, method, request)
+def _call(
+    host: ClusterHost, action: str, method: Any, request: Any, service: Any = ClusterServiceStub
+) -> Any:
+    return call_cluster(parse_host_port(host.api), 10.0, action, method, request, service)
 
 
 def cards_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
