@@ -47,12 +47,6 @@ def judge_end(ended: EtcdExit, free_bytes: int) -> EndKind:
     return EndKind.OTHER
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes that the file system of `path` has left for us. Raises OSError."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
 def log_size(path: Path) -> int:
     """Where the log ends now; 0 when there is none yet."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ LOG_FILE, OUTPUT_FILE = "etcd.log", "etcd.out"
 # etcd's own default keeps every rotated file for ever.
 LOG_MEGABYTES, LOG_BACKUPS = 16, 4
 STOP_SECONDS = 3.0
+# Two log files of a new member, and some.
+KEEP_BYTES = 256 << 20
 
 log = get_logger("etcd-runner")
 
@@ -105,9 +108,23 @@ def prepare_directories(start: EtcdStart) -> None:
 
 
 def set_data_aside(data_dir: Path) -> None:
-    """Make room for a clean start; one generation of old data stays as `member.previous`. Raises OSError."""
+    """Make room for a clean start; one generation of old data stays as `member.previous`. Raises OSError.
+
+    On a small disk it does not stay: the new member needs the room.
+    """
     present, previous = data_dir / "member", data_dir / "member.previous"
-    if present.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        present.rename(previous)
+    if not present.exists():
+        return
+    shutil.rmtree(previous, ignore_errors=True)
+    present.rename(previous)
+    if free_bytes(data_dir) < KEEP_BYTES:
+        shutil.rmtree(previous)
+        log.warning("etcd data removed", path=str(present), reason="the disk has no room to keep them")
+    else:
         log.warning("etcd data set aside", path=str(previous))
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that the file system of `path` has left for us. Raises OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

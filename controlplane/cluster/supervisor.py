@@ -15,8 +15,15 @@ from dataclasses import replace
 from controlplane.base.backoff import Backoff, Clock
 from controlplane.base.logging import get_logger
 from controlplane.cluster.etcd_binary import EtcdBinaryError
-from controlplane.cluster.etcd_ends import LOW_DISK_BYTES, EndKind, free_bytes, judge_end
-from controlplane.cluster.etcd_runner import EtcdExit, EtcdRunner, EtcdRunnerError, EtcdStart, set_data_aside
+from controlplane.cluster.etcd_ends import LOW_DISK_BYTES, EndKind, judge_end
+from controlplane.cluster.etcd_runner import (
+    EtcdExit,
+    EtcdRunner,
+    EtcdRunnerError,
+    EtcdStart,
+    free_bytes,
+    set_data_aside,
+)
 from controlplane.cluster.etcd_wal import MemberIds, data_ids, has_data
 from controlplane.cluster.member_places import ALONE, ask_for_place, was_removed
 from controlplane.cluster.membership_file import Membership, MembershipFile, MembershipFileError, PeerHost
