@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import grpc
 from akv.v1 import cluster_pb2_grpc
 
-from controlplane.base.addresses import HostPort
+from clustercli.target import Target
 
-DEFAULT_PORT = 5000
 HOST_METADATA = "awide-host"
 
 OK, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -27,7 +26,7 @@ class CallError(Exception):
 
 
 def call_cluster(
-    target: HostPort,
+    target: Target,
     timeout: float,
     action: str,
     method: Callable[[Any], Callable[..., T]],
@@ -38,15 +37,14 @@ def call_cluster(
 
     `service` makes the stub (ClusterServiceStub unless another is given), `method` takes its method.
     """
-    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(str(target), options=options) as channel:
+    with target.channel() as channel:
         try:
             return method(service(channel))(request, timeout=timeout)
         except grpc.RpcError as error:
             raise _explain(error, target, timeout, action) from None
 
 
-def _explain(error: grpc.RpcError, target: HostPort, timeout: float, action: str) -> CallError:
+def _explain(error: grpc.RpcError, target: Target, timeout: float, action: str) -> CallError:
     assert isinstance(error, grpc.Call)
     code, details = error.code(), error.details() or ""
     host = dict(error.trailing_metadata() or ()).get(HOST_METADATA)
@@ -59,9 +57,25 @@ def _explain(error: grpc.RpcError, target: HostPort, timeout: float, action: str
             UNREACHABLE,
         )
     if code is grpc.StatusCode.UNAVAILABLE:
-        return CallError(
-            f"{action}: no cluster service answers at {target}; "
-            "start awide-cluster there, or name another host with --host",
-            UNREACHABLE,
-        )
+        return CallError(f"{action}: {_no_connection(target, details)}", UNREACHABLE)
     return CallError(f"{action}: {target} answered {code.name}: {details}", REFUSED)
+
+
+def _no_connection(target: Target, details: str) -> str:
+    """Why there is no connection, as far as it can be told: TLS refuses without a word of its own."""
+    lowered = details.lower()
+    if target.credentials is None and ("socket closed" in lowered or "reset" in lowered):
+        return (
+            f"{target} ends the connection at once; if it runs with AWC_SECURITY=mtls, give --ca, --cert and "
+            "--key, or ask on that host itself as root"
+        )
+    if target.credentials is not None and any(word in lowered for word in ("verif", "handshake", "ssl")):
+        return (
+            f"{target} shows no certificate of a host of your cluster ({details[:200]}); is it the right "
+            "host, and --ca the right CA?"
+        )
+    if target.credentials is not None and "socket closed" in lowered:
+        return f"{target} does not take the certificate of {target.credentials.identity}; see its log"
+    return (
+        f"no cluster service answers at {target}; start awide-cluster there, or name another host with --host"
+    )

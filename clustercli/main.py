@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clustercli.call import DEFAULT_PORT, CallError
-from clustercli.commands import cards, diagnosis, hosts, overview
+from clustercli.call import CallError
+from clustercli.commands import cards, diagnosis, hosts, overview, pki
 from clustercli.session import Output, Session
-from controlplane.base.addresses import AddressError, HostPort, parse_host_port
+from clustercli.target import TargetError, read_target
 from controlplane.base.version import program_version
 
-GLOBAL_OPTIONS = ("--host", "--output", "--timeout")
+GLOBAL_OPTIONS = ("--host", "--output", "--timeout", "--ca", "--cert", "--key")
 # In the order in which --help lists them.
 SUBJECTS = (
     hosts,
     overview,
     cards,
     diagnosis,
+    pki,
 )
 
 app = typer.Typer(
@@ -40,17 +42,23 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _host_option(text: str) -> HostPort:
-    try:
-        return parse_host_port(text, DEFAULT_PORT)
-    except AddressError as error:
-        raise typer.BadParameter(str(error), param_hint="--host") from None
-
-
 @app.callback()
 def options(
     context: typer.Context,
-    host: Annotated[str, typer.Option(help="Cluster host to ask, ADDR[:PORT].")] = "127.0.0.1:5000",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CLUSTERCLI_HOST",
+            help="Cluster host to ask, ADDR[:PORT] or unix:PATH; this one unless given.",
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(envvar="CLUSTERCLI_CA", help="The cluster's CA (AWC_SECURITY=mtls).")
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(envvar="CLUSTERCLI_CERT", help="Your certificate of the role admin.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(envvar="CLUSTERCLI_KEY", help="Its key, of mode 0600.")] = None,
     output: Annotated[Output, typer.Option(help="Form of the answer.")] = Output.TABLE,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Deadline in seconds (10 to read, 120 to change).")
@@ -60,7 +68,11 @@ def options(
     ] = False,
 ) -> None:
     """Read the global options."""
-    context.obj = Session(_host_option(host), output, timeout)
+    try:
+        target = read_target(host, ca, cert, key)
+    except TargetError as error:
+        raise typer.BadParameter(str(error)) from None
+    context.obj = Session(target, output, timeout)
 
 
 for subject in SUBJECTS:

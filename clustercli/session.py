@@ -18,7 +18,7 @@ from akv.v1.cluster_pb2_grpc import ClusterServiceStub
 from rich.console import Console, RenderableType
 
 from clustercli.call import CallError, call_cluster
-from controlplane.base.addresses import HostPort
+from clustercli.target import Target
 
 READ_SECONDS = 10.0
 CHANGE_SECONDS = 120.0
@@ -48,7 +48,7 @@ WatchEvery = Annotated[float, typer.Option("--every", min=0.2, help="Seconds bet
 class Session:
     """The global options of one run."""
 
-    target: HostPort
+    target: Target
     output: Output
     timeout: float | None
 

@@ -25,16 +25,34 @@ def create_cluster(
     request = cluster_pb2.CreateClusterRequest(name=name)
     answer = session.call("create_cluster", lambda stub: stub.CreateCluster, request, CHANGE_SECONDS)
     document = {"cluster_uuid": answer.cluster_uuid, "cluster_name": name}
-    session.show(document, lambda d: f"Cluster {d['cluster_name']} is created, uuid {d['cluster_uuid']}")
+    if answer.join_token:
+        document["join_token"] = answer.join_token
+    session.show(document, _created)
+
+
+def _created(document: dict[str, Any]) -> str:
+    text = f"Cluster {document['cluster_name']} is created, uuid {document['cluster_uuid']}"
+    if "join_token" in document:
+        text += (
+            f"\nThe next host joins once, within a day, by\n"
+            f"  clustercli add_node -n THIS_HOST --token {document['join_token']}"
+        )
+    return text
 
 
 def add_node(
     context: typer.Context,
     node: Annotated[str, typer.Option("-n", "--node", help="A host that is in the cluster, ADDR[:PORT].")],
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="CLUSTERCLI_TOKEN", help="One-time join token, from create_cluster or pki token (mtls)."
+        ),
+    ] = "",
 ) -> None:
     """Make the asked host join the cluster that host -n belongs to."""
     session = session_of(context)
-    request = cluster_pb2.AddNodeRequest(via_host=node)
+    request = cluster_pb2.AddNodeRequest(via_host=node, token=token)
     answer = session.call("add_node", lambda stub: stub.AddNode, request, CHANGE_SECONDS)
     document = {"cluster_uuid": answer.cluster_uuid, "cluster_name": answer.cluster_name}
     session.show(document, lambda d: f"The host is in cluster {d['cluster_name']}, uuid {d['cluster_uuid']}")

@@ -13,12 +13,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from controlplane.base.credentials import CredentialsError
 from controlplane.base.logging import configure_logging
 from controlplane.base.version import program_version
 from controlplane.cluster.envfile import SettingsError
 from controlplane.cluster.membership_file import MembershipFileError
 from controlplane.cluster.service import ClusterService
-from controlplane.cluster.settings import INSECURE_LOOPBACK, ClusterSettings, load_settings
+from controlplane.cluster.settings import ClusterSettings, load_settings
+from controlplane.cluster.trust import Trust
 from controlplane.fleet.fleet import Fleet
 
 PROGRAM = "awide-cluster"
@@ -38,8 +40,9 @@ async def _serve(settings: ClusterSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    fleet = Fleet(settings.host, require_identity=settings.security != INSECURE_LOOPBACK)
-    await ClusterService(settings, companions=[fleet]).run(stop)
+    trust = Trust(settings)
+    fleet = Fleet(settings.host, require_identity=trust.secure, channel=trust.channel)
+    await ClusterService(settings, trust, companions=[fleet]).run(stop)
 
 
 @app.command(help=__doc__)
@@ -67,10 +70,10 @@ def run(
         # Not uvloop: it forks children with gRPC's fork handlers on, and such a child can crash before its
         # exec (seen: SIGSEGV). asyncio starts children by vfork, which runs no handlers.
         asyncio.run(_serve(settings))
-    except MembershipFileError as error:
+    except (MembershipFileError, CredentialsError) as error:
         _refuse(str(error), UNUSABLE)
     except OSError as error:
-        _refuse(f"{error}: free the address, or change AWC_ADDRESS or AWC_API_PORT", FAILED)
+        _refuse(f"{error}: free the address, or change AWC_ADDRESS, AWC_API_PORT or AWC_ENROLL_PORT", FAILED)
 
 
 def _refuse(sentence: str, code: int) -> NoReturn:

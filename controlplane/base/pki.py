@@ -36,6 +36,11 @@ _SCHEME = "akv"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASCII)
 
 
+Certificate = x509.Certificate
+PublicKey = ec.EllipticCurvePublicKey
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
 class PkiError(Exception):
     """A certificate, key or name that can't be used: what is wrong, and what to do."""
 

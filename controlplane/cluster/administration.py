@@ -8,15 +8,20 @@ import uuid
 
 from akv.v1 import cluster_pb2
 
+from controlplane.base.addresses import HostPort
 from controlplane.base.backoff import Deadline
+from controlplane.base.join_token import JoinToken, JoinTokenError, parse_join_token
 from controlplane.base.logging import get_logger
 from controlplane.cluster import member_client
 from controlplane.cluster.cycles import OnChange
+from controlplane.cluster.enrollment import enroll
 from controlplane.cluster.errors import ClusterError, InvalidRequest, TookTooLong, Unavailable
+from controlplane.cluster.issuer import Issuer
 from controlplane.cluster.member_places import place_of
 from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.cluster.trust import Trust
 
 JOIN_SECONDS = 240.0
 JOIN_POLL_SECONDS = 0.5
@@ -28,9 +33,13 @@ log = get_logger("administration")
 class Administration:
     """create_cluster and add_node, on the host that they are asked of."""
 
-    def __init__(self, settings: ClusterSettings, supervisor: MemberSupervisor) -> None:
+    def __init__(
+        self, settings: ClusterSettings, supervisor: MemberSupervisor, trust: Trust, issuer: Issuer
+    ) -> None:
         self._settings = settings
         self._supervisor = supervisor
+        self._trust = trust
+        self._issuer = issuer
         self._joining: asyncio.Task[cluster_pb2.AddNodeResponse] | None = None
         self._progress = ""
 
@@ -49,15 +58,22 @@ class Administration:
                 "take it out with remove_node first"
             )
         if present is None:
-            self._take_place(self._first_place(name))
+            place = self._first_place(name)
+            if self._trust.secure:
+                self._trust.create_authority(name, place.cluster_uuid)
+            self._take_place(place)
         membership = await self._settled(seconds)
-        return cluster_pb2.CreateClusterResponse(cluster_uuid=membership.cluster_uuid)
+        answer = cluster_pb2.CreateClusterResponse(cluster_uuid=membership.cluster_uuid)
+        if present is None and self._trust.secure:
+            answer.join_token = (await self._issuer.create_token(0)).token
+        return answer
 
-    async def add_node(self, via_host: str, seconds: float) -> cluster_pb2.AddNodeResponse:
+    async def add_node(self, via_host: str, token: str, seconds: float) -> cluster_pb2.AddNodeResponse:
         """Make this host join the cluster of another; it goes on when the caller gives up waiting."""
-        via = str(member_client.parse_via(via_host, default_port=5000))
+        via = member_client.parse_via(via_host, default_port=5000, secure=self._trust.secure)
+        given = self._read_token(token)
         if self._joining is None:
-            self._joining = asyncio.create_task(self._join(via), name="add-node")
+            self._joining = asyncio.create_task(self._enroll_and_join(via, given), name="add-node")
             self._joining.add_done_callback(self._join_ended)
         try:
             async with asyncio.timeout(seconds):
@@ -79,9 +95,38 @@ class Administration:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("add_node failed", reason=str(error))
 
+    def _read_token(self, text: str) -> JoinToken | None:
+        """The token, where one is needed. Raises ClusterError."""
+        if not self._trust.secure:
+            if text:
+                raise InvalidRequest(
+                    "a token is for AWC_SECURITY=mtls: set it on every host, or give no token"
+                )
+            return None
+        if text:
+            try:
+                return parse_join_token(text)
+            except JoinTokenError as error:
+                raise InvalidRequest(str(error)) from None
+        if not self._trust.ready:
+            raise InvalidRequest(
+                f"{self._settings.host} has no certificate of the cluster: give add_node a --token, which "
+                "create_cluster, or clustercli pki token on a host of the cluster, makes"
+            )
+        return None
+
+    async def _enroll_and_join(self, via: HostPort, token: JoinToken | None) -> cluster_pb2.AddNodeResponse:
+        """Get this host's certificate where a token is given; a member has one, and keeps it."""
+        if token is not None and self._supervisor.membership is None:
+            enrolled = await enroll(via.host, token, self._settings.host, self._settings.address)
+            self._trust.install(
+                enrolled.ca_pem, enrolled.certificate_pem, enrolled.key_pem, enrolled.ca_key_pem
+            )
+        return await self._join(str(via))
+
     async def _join(self, via: str) -> cluster_pb2.AddNodeResponse:
         deadline = Deadline(JOIN_SECONDS)
-        cluster = await member_client.cluster_of(via)
+        cluster = await member_client.cluster_of(self._trust, via)
         if self._is_member_of(cluster):
             await self._settled(deadline.remaining())
             return cluster_pb2.AddNodeResponse(cluster_uuid=cluster.cluster_uuid, cluster_name=cluster.name)
@@ -129,7 +174,7 @@ class Administration:
         said = OnChange()
         while True:
             try:
-                answer = await member_client.join(via, request)
+                answer = await member_client.join(self._trust, via, request)
                 self._progress = answer.reason
             except Unavailable as error:
                 answer, self._progress = None, str(error)

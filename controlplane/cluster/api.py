@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from controlplane.base.logging import get_logger
+from controlplane.cluster.authorization import Gatekeeper
 from controlplane.cluster.rpc import Handlers
 
 READ_SECONDS = 5.0
@@ -57,7 +58,7 @@ class Operations(Protocol):
     async def create_cluster(self, name: str, seconds: float) -> cluster_pb2.CreateClusterResponse:
         """Make this host the first member."""
 
-    async def add_node(self, via_host: str, seconds: float) -> cluster_pb2.AddNodeResponse:
+    async def add_node(self, via_host: str, token: str, seconds: float) -> cluster_pb2.AddNodeResponse:
         """Make this host join."""
 
     async def join_cluster(self, request: cluster_pb2.JoinClusterRequest) -> cluster_pb2.JoinClusterResponse:
@@ -86,16 +87,16 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def CreateCluster(self, request: Any, context: Any) -> cluster_pb2.CreateClusterResponse:
         """Make this host the first member."""
-        log.info("create_cluster asked for", name=request.name, peer=context.peer())
         return await self._run(
             context, CHANGE_SECONDS, lambda left: self._operations.create_cluster(request.name, left)
         )
 
     async def AddNode(self, request: Any, context: Any) -> cluster_pb2.AddNodeResponse:
         """Make this host join."""
-        log.info("add_node asked for", via_host=request.via_host, peer=context.peer())
         return await self._run(
-            context, CHANGE_SECONDS, lambda left: self._operations.add_node(request.via_host, left)
+            context,
+            CHANGE_SECONDS,
+            lambda left: self._operations.add_node(request.via_host, request.token, left),
         )
 
     async def JoinCluster(self, request: Any, context: Any) -> cluster_pb2.JoinClusterResponse:
@@ -104,7 +105,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def RemoveNode(self, request: Any, context: Any) -> cluster_pb2.RemoveNodeResponse:
         """Take a host out."""
-        log.info("remove_node asked for", host=request.host, peer=context.peer())
         return await self._run(
             context,
             CHANGE_SECONDS,
@@ -113,13 +113,25 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 class ClusterServer:
-    """Serves the API of one host, and the services that `others` add, on one address."""
+    """Serves the API of one host, and the services that `others` add, on one address.
+
+    `gatekeeper` sees every call first; without `credentials` nothing is encrypted and nobody proven.
+    """
 
     def __init__(
-        self, endpoint: str, host: str, operations: Operations, others: Sequence[Registration] = ()
+        self,
+        endpoint: str,
+        host: str,
+        operations: Operations,
+        gatekeeper: Gatekeeper,
+        others: Sequence[Registration] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._credentials = credentials
+        self._server = grpc.aio.server(
+            options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS, interceptors=(gatekeeper,)
+        )
         self._health = health.aio.HealthServicer()
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(host, operations), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -130,7 +142,7 @@ class ClusterServer:
     async def start(self) -> None:
         """Bind and serve. OSError when the address is taken."""
         try:
-            port = self._server.add_insecure_port(self._endpoint)
+            port = self._bind()
         except RuntimeError as error:
             raise OSError(f"{self._endpoint} can't be bound") from error
         if port == 0:
@@ -139,6 +151,11 @@ class ClusterServer:
         for name in (*self._names, ""):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         log.info("cluster API serves", listen=self._endpoint)
+
+    def _bind(self) -> int:
+        if self._credentials is None:
+            return self._server.add_insecure_port(self._endpoint)
+        return self._server.add_secure_port(self._endpoint, self._credentials)
 
     async def stop(self) -> None:
         """Let calls end for a moment, then close."""

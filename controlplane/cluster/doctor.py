@@ -20,19 +20,25 @@ from controlplane.cluster.doctor_peers import check_cluster
 from controlplane.cluster.doctor_report import Finding, skipped
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.cluster.trust import Trust
 
 
 class HostDoctor:
     """Checks the host that it runs on, and the way to the hosts of a cluster."""
 
-    def __init__(self, settings: ClusterSettings, supervisor: MemberSupervisor, cli: CardCli) -> None:
+    def __init__(
+        self, settings: ClusterSettings, supervisor: MemberSupervisor, cli: CardCli, trust: Trust
+    ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._cli = cli
+        self._trust = trust
 
     async def check(self, via_host: str) -> pb.CheckHostResponse:
         """Run all checks; `via_host` is any host of the cluster to join. Raises InvalidRequest."""
-        via = str(member_client.parse_via(via_host, default_port=5000)) if via_host else ""
+        via = ""
+        if via_host:
+            via = str(member_client.parse_via(via_host, default_port=5000, secure=self._trust.secure))
         settings, membership = self._settings, self._supervisor.membership
         findings = self._ports(membership is not None)
         findings.append(
@@ -51,7 +57,7 @@ class HostDoctor:
         if membership is not None and not via:
             via = next((peer.api for peer in membership.peers), "")
         if via:
-            findings += await check_cluster(settings, via, cards, membership is not None)
+            findings += await check_cluster(settings, self._trust, via, cards, membership is not None)
         else:
             findings.append(
                 skipped("cluster", "name a host of the cluster to check the way to it: doctor -n HOST")

@@ -18,6 +18,7 @@ from controlplane.cluster.doctor_local import why_unreachable
 from controlplane.cluster.doctor_report import Finding, failed, ok, warning
 from controlplane.cluster.errors import ClusterError, InvalidRequest
 from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.trust import Trust
 
 MAX_ENDPOINTS = 8
 CLOCK_GOOD_SECONDS, CLOCK_BAD_SECONDS = 1.0, 30.0
@@ -58,11 +59,11 @@ async def resolve(name: str) -> list[str]:
 
 
 async def check_cluster(
-    settings: ClusterSettings, via: str, cards: Iterable[ListedCard], is_member: bool
+    settings: ClusterSettings, trust: Trust, via: str, cards: Iterable[ListedCard], is_member: bool
 ) -> list[Finding]:
     """All that can be found out with the help of the cluster that `via` belongs to."""
     try:
-        cluster = await member_client.cluster_of(via)
+        cluster = await member_client.cluster_of(trust, via)
     except ClusterError as error:
         remedy = "name a host of the cluster that runs, and open port 5000 between the hosts"
         return [failed("cluster", f"{via} gives no picture of its cluster: {error}", remedy)]
@@ -71,7 +72,9 @@ async def check_cluster(
     findings += _check_serials(settings, cluster, cards)
     others = [host for host in cluster.hosts if host.enabled and host.host != settings.host]
     async with _listening(settings, is_member) as endpoints:
-        for answers in await asyncio.gather(*(_check_host(settings, host, endpoints) for host in others)):
+        for answers in await asyncio.gather(
+            *(_check_host(settings, trust, host, endpoints) for host in others)
+        ):
             findings += answers
     return findings
 
@@ -128,12 +131,14 @@ async def _hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     writer.close()
 
 
-async def _check_host(settings: ClusterSettings, host: pb.ClusterHost, endpoints: list[str]) -> list[Finding]:
+async def _check_host(
+    settings: ClusterSettings, trust: Trust, host: pb.ClusterHost, endpoints: list[str]
+) -> list[Finding]:
     findings = [await _check_way_there(host)]
     request = pb.CheckPeerRequest(host=settings.host, endpoints=endpoints)
     asked = time.time()
     try:
-        answer = await member_client.check_peer(host.addresses["api"], request)
+        answer = await member_client.check_peer(trust, host.addresses["api"], request)
     except (ClusterError, KeyError) as error:
         remedy = f"start awide-cluster on {host.host}, of this version, or remove the host"
         return [*findings, warning(f"from-{host.host}", f"{host.host} can't be asked: {error}", remedy)]

@@ -29,6 +29,12 @@ class Unavailable(ClusterError):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class Denied(ClusterError):
+    """The caller has not shown what it takes."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class TookTooLong(ClusterError):
     """Begun, and not finished within the deadline; the sentence says what is still awaited."""
 

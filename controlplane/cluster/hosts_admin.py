@@ -41,14 +41,17 @@ log = get_logger("hosts")
 class HostsAdmin:
     """Join and remove requests of one host's API."""
 
-    def __init__(self, supervisor: MemberSupervisor, link: EtcdLink, events: EventSink) -> None:
+    def __init__(
+        self, supervisor: MemberSupervisor, link: EtcdLink, events: EventSink, *, secure: bool = False
+    ) -> None:
         self._supervisor = supervisor
         self._link = link
         self._events = events
+        self._secure = secure
 
     async def join_cluster(self, request: cluster_pb2.JoinClusterRequest) -> cluster_pb2.JoinClusterResponse:
         """Note that a host without data wants a member; accepted once the leader has added it."""
-        _check_join(request)
+        _check_join(request, secure=self._secure)
         membership = self._membership()
         try:
             return await self._join(membership, request)
@@ -206,11 +209,11 @@ class HostsAdmin:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _check_join(request: cluster_pb2.JoinClusterRequest) -> None:
+def _check_join(request: cluster_pb2.JoinClusterRequest, *, secure: bool) -> None:
     if not _HOST.fullmatch(request.host):
         raise InvalidRequest(f"{request.host[:80]!r} is not a host name: correct AWC_HOST")
     for url in (request.client_url, request.peer_url):
-        _check_url(url)
+        _check_url(url, secure=secure)
     texts = [text for pair in request.addresses.items() for text in pair]
     if len(request.addresses) > MAX_ADDRESSES or any(len(text) > MAX_TEXT for text in texts):
         raise InvalidRequest(f"host {request.host} gives too many or too long addresses")
@@ -218,13 +221,17 @@ def _check_join(request: cluster_pb2.JoinClusterRequest) -> None:
         raise InvalidRequest(f"host {request.host} gives two different etcd peer URLs")
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, *, secure: bool) -> None:
     parts = urlsplit(url[:MAX_TEXT])
     try:
         target = parse_host_port(parts.netloc)
     except AddressError as error:
         raise InvalidRequest(f"{url[:80]!r} is not an etcd URL: {error}") from None
-    if parts.scheme != "http" or parts.path or not is_loopback(target.host):
+    if secure and (parts.scheme != "https" or parts.path):
+        raise InvalidRequest(
+            f"{url[:80]!r} is not https://ADDRESS:PORT: run every host with the same AWC_SECURITY"
+        )
+    if not secure and (parts.scheme != "http" or parts.path or not is_loopback(target.host)):
         raise InvalidRequest(
             f"{url[:80]!r} is not http://LOOPBACK:PORT, all that is served without encryption"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from controlplane.base.logging import get_logger
 from controlplane.cluster.cycles import OnChange
@@ -12,6 +12,7 @@ from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.model.cards import ClusterConfig, HostRecord
+from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
 from controlplane.store.errors import StoreError
 from controlplane.store.hosts import update_host
@@ -21,18 +22,23 @@ log = get_logger("cluster")
 
 
 class Keeper:
-    """Brings connection and creation in line with the membership. `wall_clock` gives Unix seconds."""
+    """Brings connection and creation in line with the membership. `wall_clock` gives Unix seconds.
+
+    `secure_cluster` closes a new cluster's etcd to strangers; it can be repeated.
+    """
 
     def __init__(
         self,
         settings: ClusterSettings,
         supervisor: MemberSupervisor,
         link: EtcdLink,
+        secure_cluster: Callable[[EtcdClient], Awaitable[None]],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._link = link
+        self._secure_cluster = secure_cluster
         self._wall_clock = wall_clock
         self._said = OnChange()
 
@@ -54,6 +60,7 @@ class Keeper:
         if present.uuid != config.uuid:
             raise RecordError(f"etcd already holds cluster {present.uuid} ({present.name})")
         await update_host(self._link.client, self._settings.host, self._first_host)
+        await self._secure_cluster(self._link.client)
         log.info("cluster created", name=config.name, uuid=config.uuid)
         self._supervisor.creation_complete()
 

@@ -15,6 +15,7 @@ from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.quorum_mover import QuorumMover
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.cluster.trust import Trust
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.codec import RecordError
 from controlplane.store.election import Leadership, LeadershipLost, Standing, campaign, read_leader
@@ -40,17 +41,19 @@ class Leader:
         link: EtcdLink,
         health: HealthRound,
         events: EventSink,
+        trust: Trust,
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
         self._link = link
         self._health = health
         self._events = events
+        self._trust = trust
         self._leadership: Leadership | None = None
         self._followed = ""
         self._apis: dict[str, str] = {}
         self._cycles_led = 0
-        self._mover = QuorumMover(settings, link, events)
+        self._mover = QuorumMover(settings, link, events, trust)
         self._said = OnChange()
 
     @property
@@ -123,7 +126,7 @@ class Leader:
                     await lease.close()
             if won is not None:
                 self._leadership, self._cycles_led = won, 0
-                self._mover = QuorumMover(self._settings, self._link, self._events)
+                self._mover = QuorumMover(self._settings, self._link, self._events, self._trust)
                 self._health.begin_term()
                 log.info("leadership won", term=won.term)
                 self._events.note("leader", self._settings.host, f"leads (term {won.term})")

@@ -9,7 +9,7 @@ from controlplane.cluster.etcd_wal import MemberIds
 from controlplane.cluster.membership_file import Membership
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
-from controlplane.store.endpoints import canonical_endpoint
+from controlplane.store.endpoints import CredentialsSource, canonical_endpoint
 from controlplane.store.errors import StoreError
 from controlplane.store.membership import Member, MemberStatus, member_status
 from controlplane.store.snapshot import read_snapshot
@@ -22,8 +22,9 @@ NO_CLUSTER = "this host is in no cluster: run clustercli create_cluster on the f
 class EtcdLink:
     """Owns the client. The host's own member is asked first, the other members when it is away."""
 
-    def __init__(self, own_url: str) -> None:
+    def __init__(self, own_url: str, credentials: CredentialsSource | None = None) -> None:
         self._own_url = own_url
+        self._credentials = credentials
         self._client: EtcdClient | None = None
         self._own: EtcdClient | None = None
         self._uuid = ""
@@ -43,7 +44,9 @@ class EtcdLink:
         await self._drop()
         if membership is not None:
             peers = [peer.client_url for peer in membership.peers if peer.client_url]
-            self._client = EtcdClient([self._own_url, *peers], call_seconds=CALL_SECONDS)
+            self._client = EtcdClient(
+                [self._own_url, *peers], call_seconds=CALL_SECONDS, credentials=self._credentials
+            )
         self._uuid = uuid
 
     def note_members(self, members: Iterable[Member]) -> None:
@@ -79,7 +82,7 @@ class EtcdLink:
 
     async def _own_status(self) -> MemberStatus | None:
         if self._own is None:
-            self._own = EtcdClient([self._own_url])
+            self._own = EtcdClient([self._own_url], credentials=self._credentials)
         try:
             return await member_status(self._own, self._own.endpoints[0], seconds=PROBE_SECONDS)
         except StoreError:

@@ -13,15 +13,23 @@ from controlplane.base.addresses import AddressError, HostPort, is_loopback, par
 from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, Unavailable
 from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.trust import Trust
 
 T = TypeVar("T")
 Join = cluster_pb2.JoinClusterResponse
 CALL_SECONDS = 5.0
 UP_SECONDS = 1.0
-_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
 
 
-def parse_via(text: str, default_port: int) -> HostPort:
+def parse_via(text: str, default_port: int, *, secure: bool) -> HostPort:
     """Read the host that another one joins through. Raises InvalidRequest."""
     try:
         via = parse_host_port(text, default_port)
@@ -29,10 +37,12 @@ def parse_via(text: str, default_port: int) -> HostPort:
         raise InvalidRequest(
             f"{error}; name a host that is in the cluster, with :PORT when it is not 5000"
         ) from None
+    if secure:
+        return via
     literal = via.host.replace(".", "").isdigit() or ":" in via.host
     if literal and not is_loopback(via.host):
         raise InvalidRequest(
-            f"{via.host} is not a loopback address, and this version does not encrypt; use 127.x.y.z"
+            f"{via.host} is not a loopback address, as AWC_SECURITY=insecure-loopback demands; use 127.x.y.z"
         )
     return via
 
@@ -53,30 +63,32 @@ def join_request(
     )
 
 
-async def join(target: str, request: cluster_pb2.JoinClusterRequest) -> Join:
+async def join(trust: Trust, target: str, request: cluster_pb2.JoinClusterRequest) -> Join:
     """Ask one host once.
 
     Raises Unavailable (not answered: ask again, or another), NotFound (this host is not to come back by
     itself) or ClusterError (refused).
     """
-    return await _call(target, lambda stub: stub.JoinCluster(request, timeout=CALL_SECONDS))
+    return await _call(trust, target, lambda stub: stub.JoinCluster(request, timeout=CALL_SECONDS))
 
 
-async def members_of(target: str) -> cluster_pb2.GetMembersResponse:
+async def members_of(trust: Trust, target: str) -> cluster_pb2.GetMembersResponse:
     """Ask one host for the members. Raises as `join`."""
     request = cluster_pb2.GetMembersRequest()
-    return await _call(target, lambda stub: stub.GetMembers(request, timeout=CALL_SECONDS))
+    return await _call(trust, target, lambda stub: stub.GetMembers(request, timeout=CALL_SECONDS))
 
 
-async def cluster_of(target: str) -> cluster_pb2.GetClusterResponse:
+async def cluster_of(trust: Trust, target: str) -> cluster_pb2.GetClusterResponse:
     """Ask one host for the whole cluster. Raises as `join`."""
     request = cluster_pb2.GetClusterRequest()
-    return await _call(target, lambda stub: stub.GetCluster(request, timeout=CALL_SECONDS))
+    return await _call(trust, target, lambda stub: stub.GetCluster(request, timeout=CALL_SECONDS))
 
 
-async def check_peer(target: str, request: cluster_pb2.CheckPeerRequest) -> cluster_pb2.CheckPeerResponse:
+async def check_peer(
+    trust: Trust, target: str, request: cluster_pb2.CheckPeerRequest
+) -> cluster_pb2.CheckPeerResponse:
     """Ask one host how another looks from there. Raises as `join`."""
-    async with _channel(target) as channel:
+    async with trust.channel(target) as channel:
         stub: cluster_pb2_grpc.OperatorServiceAsyncStub = cluster_pb2_grpc.OperatorServiceStub(channel)
         try:
             return await stub.CheckPeer(request, timeout=CALL_SECONDS)
@@ -84,23 +96,21 @@ async def check_peer(target: str, request: cluster_pb2.CheckPeerRequest) -> clus
             raise _as_cluster_error(target, error) from None
 
 
-async def is_up(target: str) -> bool:
+async def is_up(trust: Trust, target: str) -> bool:
     """Whether the service of a host answers now, be it in a cluster or not."""
     request = health_pb2.HealthCheckRequest()
-    async with _channel(target) as channel:
-        try:
+    try:
+        async with trust.channel(target) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=UP_SECONDS)
-        except grpc.aio.AioRpcError:
-            return False
+    except (ClusterError, grpc.aio.AioRpcError):
+        return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _channel(target: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target, options=_OPTIONS)
-
-
-async def _call(target: str, call: Callable[[cluster_pb2_grpc.ClusterServiceAsyncStub], Awaitable[T]]) -> T:
-    async with _channel(target) as channel:
+async def _call(
+    trust: Trust, target: str, call: Callable[[cluster_pb2_grpc.ClusterServiceAsyncStub], Awaitable[T]]
+) -> T:
+    async with trust.channel(target) as channel:
         stub: cluster_pb2_grpc.ClusterServiceAsyncStub = cluster_pb2_grpc.ClusterServiceStub(channel)
         try:
             return await call(stub)
@@ -112,6 +122,6 @@ def _as_cluster_error(target: str, error: grpc.aio.AioRpcError) -> ClusterError:
     details = error.details() or error.code().name
     if error.code() is grpc.StatusCode.NOT_FOUND:
         return NotFound(details)
-    if error.code() in {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}:
+    if error.code() in _REFUSALS:
         return ClusterError(details)
     return Unavailable(f"{target} did not answer ({details})")

@@ -8,6 +8,7 @@ from controlplane.cluster import member_client
 from controlplane.cluster.errors import ClusterError, NotFound
 from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.trust import Trust
 
 ALONE = (
     "no other host can replace it: restore the data directory, or stop the service, remove member.json and "
@@ -24,13 +25,13 @@ class PlaceAnswer:
     awaited: str = ""
 
 
-async def ask_for_place(settings: ClusterSettings, membership: Membership) -> PlaceAnswer:
+async def ask_for_place(settings: ClusterSettings, trust: Trust, membership: Membership) -> PlaceAnswer:
     """Ask the other hosts, in turn, for a fresh member in place of the old one; the first answer counts."""
     request = member_client.join_request(settings, replaces=membership)
     failures: list[str] = []
     for peer in membership.peers:
         try:
-            answer = await member_client.join(peer.api, request)
+            answer = await member_client.join(trust, peer.api, request)
         except NotFound as error:
             return PlaceAnswer(left=str(error))
         except ClusterError as error:
@@ -42,7 +43,7 @@ async def ask_for_place(settings: ClusterSettings, membership: Membership) -> Pl
     return PlaceAnswer(awaited="; ".join(failures) or ALONE)
 
 
-async def was_removed(membership: Membership) -> bool:
+async def was_removed(trust: Trust, membership: Membership) -> bool:
     """Whether a quorum of the cluster says that it has no such member; False when nobody can tell.
 
     A list from memory does not count: it may be older than the member.
@@ -50,7 +51,7 @@ async def was_removed(membership: Membership) -> bool:
     own = f"{membership.member_id:016x}"
     for peer in membership.peers:
         try:
-            answer = await member_client.members_of(peer.api)
+            answer = await member_client.members_of(trust, peer.api)
         except ClusterError:
             continue
         if answer.current and answer.cluster_uuid == membership.cluster_uuid:

@@ -16,6 +16,7 @@ from controlplane.cluster.observe import LearnerWatch, Strikes, observe, quorum_
 from controlplane.cluster.quorum import Hold, QuorumView, Remove, finished_joins, plan_step
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.steps import carry_out, clear_left_step
+from controlplane.cluster.trust import Trust
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Leadership
@@ -31,11 +32,17 @@ class QuorumMover:
     """
 
     def __init__(
-        self, settings: ClusterSettings, link: EtcdLink, events: EventSink, clock: Clock = time.monotonic
+        self,
+        settings: ClusterSettings,
+        link: EtcdLink,
+        events: EventSink,
+        trust: Trust,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._settings = settings
         self._link = link
         self._events = events
+        self._trust = trust
         self._strikes = Strikes()
         self._learners = LearnerWatch(settings.learner_seconds, clock)
 
@@ -66,7 +73,7 @@ class QuorumMover:
         view = quorum_view(picture, observed, joins, self._settings.bad_member_strikes)
         if not joins:
             return view
-        away = await _away(picture, joins)
+        away = await _away(self._trust, picture, joins)
         return replace(view, joins=tuple(replace(join, alive=join.host not in away) for join in view.joins))
 
     async def _withdraw(
@@ -79,11 +86,11 @@ class QuorumMover:
         await write_join(client, JoinRecord(step.host, peer_url or "unknown", 0, step.reason), leadership)
 
 
-async def _away(picture: ClusterSnapshot, joins: Iterable[JoinRecord]) -> set[str]:
+async def _away(trust: Trust, picture: ClusterSnapshot, joins: Iterable[JoinRecord]) -> set[str]:
     """Hosts that asked to join and whose service does not answer now: their learner would never start."""
     api = {record.host: record.addresses["api"] for record in picture.hosts if "api" in record.addresses}
     hosts = [join.host for join in joins]
-    up = await asyncio.gather(*(member_client.is_up(api[host]) for host in hosts if host in api))
+    up = await asyncio.gather(*(member_client.is_up(trust, api[host]) for host in hosts if host in api))
     answered = dict(zip((host for host in hosts if host in api), up, strict=True))
     return {host for host in hosts if not answered.get(host, False)}
 

@@ -6,17 +6,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+import grpc
+
+from controlplane.base.addresses import HostPort
 from controlplane.base.card_cli import CardCli
 from controlplane.base.card_identify import CardIdentify
 from controlplane.base.logging import get_logger
 from controlplane.cluster.administration import Administration
 from controlplane.cluster.api import ClusterServer
+from controlplane.cluster.authorization import Gatekeeper
 from controlplane.cluster.card_checker import CardChecker
 from controlplane.cluster.cards_admin import CardsAdmin
 from controlplane.cluster.companion import Companion
 from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.doctor import HostDoctor
+from controlplane.cluster.enrollment import EnrollServer
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
 from controlplane.cluster.etcd_docker import DockerEtcd
@@ -26,18 +31,22 @@ from controlplane.cluster.event_log import EventLog
 from controlplane.cluster.event_queries import EventQueries
 from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.hosts_admin import HostsAdmin
+from controlplane.cluster.issuer import Issuer
 from controlplane.cluster.keeper import Keeper
 from controlplane.cluster.leader import Leader
 from controlplane.cluster.link import EtcdLink
+from controlplane.cluster.listeners import Listeners
 from controlplane.cluster.membership_file import MembershipFile
 from controlplane.cluster.metric_source import ExporterSource, MetricSource
 from controlplane.cluster.monitoring import Monitoring
 from controlplane.cluster.operator_api import OperatorParts, operator_service
 from controlplane.cluster.packet_loss import LossLimits
+from controlplane.cluster.pki_api import PkiServicer
 from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
 from controlplane.cluster.settings import DOCKER, ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
+from controlplane.cluster.trust import Trust
 
 KEEPER_SECONDS = 1.0
 METRICS_SECONDS = 2.0
@@ -66,44 +75,56 @@ class ClusterService:
     def __init__(
         self,
         settings: ClusterSettings,
+        trust: Trust,
         runner: EtcdRunner | None = None,
         companions: Sequence[Companion] = (),
     ) -> None:
         self._settings = settings
         self._companions = companions
-        self._link = EtcdLink(settings.client_url)
+        self._trust = trust
+        self._link = EtcdLink(settings.client_url, self._trust.etcd_credentials())
         self._metrics = _metric_source(settings)
         chosen = runner or _runner(settings)
         self._supervisor = MemberSupervisor(
-            settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own
+            settings, chosen, MembershipFile(settings.state_dir), self._link.probe_own, self._trust
         )
-        self._keeper = Keeper(settings, self._supervisor, self._link)
+        self._issuer = Issuer(settings, self._trust, self._link)
+        self._keeper = Keeper(settings, self._supervisor, self._link, self._issuer.secure_cluster)
         self._space = SpaceKeeper(settings, self._link)
         self._events = EventLog(settings.host, self._link)
         limits = LossLimits(settings.ping_loss_percent, settings.ping_loss_percent / 2)
         health = HealthRound(self._metrics, limits, self._events)
-        self._leader = Leader(settings, self._supervisor, self._link, health, self._events)
+        self._leader = Leader(settings, self._supervisor, self._link, health, self._events, self._trust)
         self._monitoring = Monitoring(settings, self._supervisor, self._link)
         cli = CardCli(settings.card_cli, min(5.0, max(1.0, settings.cycle_seconds)))
         self._checker = CardChecker(CardIdentify(settings.card_check))
         self._discovery = Discovery(settings, self._supervisor, self._link, cli, self._checker, self._events)
-        self._administration = Administration(settings, self._supervisor)
-        operations = HostOperations(
+        self._administration = Administration(settings, self._supervisor, self._trust, self._issuer)
+        self._operations = HostOperations(
             Queries(self._supervisor, self._link),
             self._administration,
-            HostsAdmin(self._supervisor, self._link, self._events),
+            HostsAdmin(self._supervisor, self._link, self._events, secure=self._trust.secure),
         )
         operator = OperatorParts(
             CardsAdmin(self._supervisor, self._link, self._events),
             EventQueries(self._supervisor, self._link),
-            HostDoctor(settings, self._supervisor, cli),
+            HostDoctor(settings, self._supervisor, cli, self._trust),
         )
-        others = [r for companion in companions for r in companion.registrations]
-        others.append(operator_service(settings.host, operator))
-        self._server = ClusterServer(settings.api_endpoint, settings.host, operations, others)
+        self._others = (
+            *(register for companion in companions for register in companion.registrations),
+            operator_service(settings.host, operator),
+            PkiServicer(settings.host, self._issuer).register,
+        )
+        self._gatekeeper = Gatekeeper(settings.host, secure=self._trust.secure)
+        endpoint = HostPort(settings.address, settings.enroll_port)
+        enrollment = EnrollServer(endpoint, self._trust, self._issuer)
+        self._listeners = Listeners(settings, self._trust, self._make_server, enrollment)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises OSError when the API's address is taken."""
+        """Serve until `stop` is set.
+
+        Raises OSError when the API's address is taken, CredentialsError for certificates that can't be used.
+        """
         async with self._parts():
             tasks = self._start_tasks()
             stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -113,14 +134,19 @@ class ClusterService:
             finally:
                 await self._end(tasks, stopped)
 
+    def _make_server(self, endpoint: str, credentials: grpc.ServerCredentials | None) -> ClusterServer:
+        host = self._settings.host
+        return ClusterServer(endpoint, host, self._operations, self._gatekeeper, self._others, credentials)
+
     @contextlib.asynccontextmanager
     async def _parts(self) -> AsyncIterator[None]:
-        await self._server.start()
-        log.info("ready", host=self._settings.host, api=self._settings.api_endpoint)
+        await self._listeners.start()
+        settings = self._settings
+        log.info("ready", host=settings.host, api=settings.api_endpoint, security=settings.security)
         try:
             yield
         finally:
-            await self._server.stop()
+            await self._listeners.stop()
             await self._checker.close()
             await self._link.close()
             await self._metrics.close()
@@ -148,6 +174,8 @@ class ClusterService:
         for companion in self._companions:
             work_beside = companion.run(lambda: self._leader.standing)
             tasks.append(asyncio.create_task(work_beside, name="companion"))
+        listening = run_cycles("listeners", self._listeners.cycle, lambda: cycle, self._trust.changed)
+        tasks.append(asyncio.create_task(listening, name="listeners"))
         return tasks
 
     async def _end(self, tasks: list[asyncio.Task[None]], stopped: asyncio.Task[bool]) -> None:

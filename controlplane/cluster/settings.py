@@ -18,12 +18,14 @@ from controlplane.base.addresses import (
     is_loopback,
     parse_host_port,
 )
+from controlplane.base.pki import PkiError, checked_name
 from controlplane.cluster.envfile import SettingsError, read_env_file
 
 MAIN_FILE = "awide-cluster.env"
 SERIALS_FILE = "adpcli_compat.env"
 PROCESS, DOCKER = "process", "docker"
-INSECURE_LOOPBACK = "insecure-loopback"
+UNIX_PATH_BYTES = 107
+INSECURE_LOOPBACK, MTLS = "insecure-loopback", "mtls"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]{0,254}", re.ASCII)
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,127}", re.ASCII)
@@ -71,6 +73,9 @@ class ClusterSettings:
     bad_member_strikes: int
     witness: bool
     security: str
+    pki_dir: Path
+    admin_socket: Path
+    enroll_port: int
     xdp_serials: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -91,14 +96,18 @@ class ClusterSettings:
         return str(HostPort(self.address, self.ping_port))
 
     @property
+    def _scheme(self) -> str:
+        return "https" if self.security == MTLS else "http"
+
+    @property
     def client_url(self) -> str:
         """URL at which this host's etcd serves clients."""
-        return HostPort(self.address, self.etcd_client_port).url("http")
+        return HostPort(self.address, self.etcd_client_port).url(self._scheme)
 
     @property
     def peer_url(self) -> str:
         """URL at which this host's etcd serves its peers."""
-        return HostPort(self.address, self.etcd_peer_port).url("http")
+        return HostPort(self.address, self.etcd_peer_port).url(self._scheme)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -116,7 +125,7 @@ class ClusterSettings:
 def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSettings:
     """Read and check all settings; the environment wins over the files. Raises SettingsError.
 
-    A missing file has no settings, since every key but AWC_SECURITY has a default; a missing directory is an
+    A missing file has no settings, since every key has a default; a missing directory is an
     error, since it is most likely a misspelt --config-dir.
     """
     if not config_dir.is_dir():
@@ -127,6 +136,7 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
         _refuse_unknown(found, config_dir / name)
         values |= {key: value for key, value in found.items() if value}
     values |= {key: environment[key] for key in _KEYS if environment.get(key)}
+    values.setdefault("AWC_PKI_DIR", str(Path(values["AWC_STATE_DIR"]) / "pki"))
     fields = {key.field: _parse(name, key, values.get(name, key.default)) for name, key in _KEYS.items()}
     settings = ClusterSettings(**fields)
     _cross_check(settings)
@@ -204,6 +214,15 @@ def _directory(text: str) -> Path:
     return path
 
 
+def _socket(text: str) -> Path:
+    path = _directory(text)
+    if len(text.encode()) > UNIX_PATH_BYTES:
+        raise ValueError(
+            f"longer than the {UNIX_PATH_BYTES} bytes of a Unix socket's path: choose a shorter one"
+        )
+    return path
+
+
 def _optional_path(text: str) -> Path | None:
     return _directory(text) if text else None
 
@@ -243,10 +262,10 @@ def _flag(text: str) -> bool:
 
 
 def _security(text: str) -> str:
-    if text != INSECURE_LOOPBACK:
+    if text not in {INSECURE_LOOPBACK, MTLS}:
         raise ValueError(
-            "this version serves without encryption, on loopback only, and wants to be told so by name: "
-            f"write AWC_SECURITY={INSECURE_LOOPBACK}"
+            f"write AWC_SECURITY={MTLS} for certificates on every connection, or AWC_SECURITY="
+            f"{INSECURE_LOOPBACK} for none, on loopback addresses only"
         )
     return text
 
@@ -300,7 +319,10 @@ _KEYS = {
     "AWC_SCRAPE_SECONDS": _Key("scrape_seconds", _number(float, 0.1, 60), "5"),
     "AWC_PING_LOSS_PERCENT": _Key("ping_loss_percent", _number(float, 1, 100), "50"),
     "AWC_WITNESS": _Key("witness", _flag, "0"),
-    "AWC_SECURITY": _Key("security", _security, ""),
+    "AWC_SECURITY": _Key("security", _security, MTLS),
+    "AWC_PKI_DIR": _Key("pki_dir", _directory, ""),
+    "AWC_ADMIN_SOCKET": _Key("admin_socket", _socket, "/run/awide-cluster/admin.sock"),
+    "AWC_ENROLL_PORT": _Key("enroll_port", _PORT, "5001"),
     "AWC_XDP_SERIALS": _Key("xdp_serials", _serials, ""),
     "LEADER_WARMUP_CYCLES": _Key("warmup_cycles", _number(int, 0, 1000), "3"),
     "BAD_MEMBER_STRIKES": _Key("bad_member_strikes", _number(int, 1, 1000), "3"),
@@ -308,28 +330,30 @@ _KEYS = {
 
 
 def _cross_check(settings: ClusterSettings) -> None:
-    ports = (
-        settings.api_port,
-        settings.etcd_client_port,
-        settings.etcd_peer_port,
-        settings.exporter_port,
-        settings.ping_port,
-    )
-    if len(set(ports)) != len(ports):
-        raise SettingsError(
-            "AWC_API_PORT, AWC_ETCD_CLIENT_PORT, AWC_ETCD_PEER_PORT, AWC_EXPORTER_PORT and AWC_PING_PORT are "
-            f"{', '.join(map(str, ports))}: give each its own port"
-        )
+    ports = {
+        "AWC_API_PORT": settings.api_port,
+        "AWC_ETCD_CLIENT_PORT": settings.etcd_client_port,
+        "AWC_ETCD_PEER_PORT": settings.etcd_peer_port,
+        "AWC_EXPORTER_PORT": settings.exporter_port,
+        "AWC_PING_PORT": settings.ping_port,
+        "AWC_ENROLL_PORT": settings.enroll_port if settings.security == MTLS else 0,
+    }
+    if len(set(ports.values())) != len(ports):
+        used = ", ".join(f"{name}={port}" for name, port in ports.items() if port)
+        raise SettingsError(f"{used}: give each its own port")
+    for name, directory in (("AWC_STATE_DIR", settings.state_dir), ("AWC_PKI_DIR", settings.pki_dir)):
+        if directory == settings.data_dir or settings.data_dir in directory.parents:
+            raise SettingsError(
+                f"{name}={directory} lies in AWC_DATA_DIR, so both would be lost together: "
+                "choose another directory"
+            )
     _check_prometheus(settings)
-    if not is_loopback(settings.address):
+    if settings.security == MTLS:
+        _check_name(settings.host)
+    elif not is_loopback(settings.address):
         raise SettingsError(
             f"AWC_ADDRESS={settings.address} is not a loopback address, and AWC_SECURITY={INSECURE_LOOPBACK} "
-            "serves without encryption: use an address of 127.0.0.0/8 or ::1"
-        )
-    if settings.state_dir == settings.data_dir or settings.data_dir in settings.state_dir.parents:
-        raise SettingsError(
-            f"AWC_STATE_DIR={settings.state_dir} lies in AWC_DATA_DIR, so both would be lost together: "
-            "choose another directory"
+            f"serves without encryption: use an address of 127.0.0.0/8 or ::1, or AWC_SECURITY={MTLS}"
         )
 
 
@@ -341,3 +365,11 @@ def _check_prometheus(settings: ClusterSettings) -> None:
             "what decides the health of cards would come unencrypted over the network; use this "
             "host's own Prometheus"
         )
+
+
+def _check_name(host: str) -> None:
+    """The host's name goes into its certificate, which takes less than a host name may be."""
+    try:
+        checked_name(host)
+    except PkiError as error:
+        raise SettingsError(f"AWC_HOST: {error}") from None

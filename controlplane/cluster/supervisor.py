@@ -28,6 +28,7 @@ from controlplane.cluster.etcd_wal import MemberIds, data_ids, has_data
 from controlplane.cluster.member_places import ALONE, ask_for_place, was_removed
 from controlplane.cluster.membership_file import Membership, MembershipFile, MembershipFileError, PeerHost
 from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.trust import Trust
 
 STARTING_POLL_SECONDS = 0.1
 STABLE_SECONDS = 30.0
@@ -56,12 +57,14 @@ class MemberSupervisor:
         runner: EtcdRunner,
         file: MembershipFile,
         probe: Probe,
+        trust: Trust,
         clock: Clock = time.monotonic,
     ) -> None:
         self._settings = settings
         self._runner = runner
         self._file = file
         self._probe = probe
+        self._trust = trust
         self._clock = clock
         self._membership = file.load()
         if self._membership is not None and self._membership.host != settings.host:
@@ -194,6 +197,7 @@ class MemberSupervisor:
             state="new" if membership.phase == "creating" else "existing",
             token=membership.cluster_uuid,
             quota_bytes=settings.etcd_quota_bytes,
+            flags=self._trust.etcd_flags(),
         )
 
     async def _attend(self, cluster_uuid: str) -> EtcdExit | None:
@@ -246,7 +250,7 @@ class MemberSupervisor:
         if now < self._ask_again_at:
             return ""
         self._ask_again_at = now + LONELY_SECONDS
-        if not await was_removed(membership):
+        if not await was_removed(self._trust, membership):
             return ""
         set_data_aside(self._settings.data_dir)
         return "the member was removed from the cluster"
@@ -256,7 +260,7 @@ class MemberSupervisor:
         membership = self._membership
         if membership is None:
             return
-        if (ended.code == 0 or not membership.has_run) and await was_removed(membership):
+        if (ended.code == 0 or not membership.has_run) and await was_removed(self._trust, membership):
             self._report("the member was removed from the cluster")
             set_data_aside(self._settings.data_dir)
             return
@@ -285,7 +289,7 @@ class MemberSupervisor:
 
     async def _ask_for_place(self, membership: Membership, why: str) -> None:
         await self._runner.stop()  # a container may still run from before this service's start
-        answer = await ask_for_place(self._settings, membership)
+        answer = await ask_for_place(self._settings, self._trust, membership)
         if self._membership is not membership:
             return
         if answer.place is not None:

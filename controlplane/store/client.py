@@ -20,7 +20,14 @@ from akv.etcd import etcd_pb2 as pb
 
 from controlplane.base.backoff import Backoff, Clock, Deadline, Random
 from controlplane.base.logging import get_logger
-from controlplane.store.endpoints import HAS_LEADER, CallFailed, Endpoint, EndpointPool, outcome
+from controlplane.store.endpoints import (
+    HAS_LEADER,
+    CallFailed,
+    CredentialsSource,
+    Endpoint,
+    EndpointPool,
+    outcome,
+)
 from controlplane.store.errors import (
     Action,
     OutcomeUnknown,
@@ -76,7 +83,8 @@ class EtcdClient:
     """A client of one etcd cluster, for one event loop. Create it inside the loop; `async with` closes it.
 
     `endpoints` are `host:port` (or etcd's client URLs); `call_seconds` is the default deadline of a call.
-    With `credentials` the channels use TLS. Raises ValueError for no endpoint, AddressError for a bad one.
+    With `credentials` the channels use TLS: each new one asks for them. Raises ValueError for no endpoint,
+    AddressError for a bad one.
     """
 
     def __init__(
@@ -84,7 +92,7 @@ class EtcdClient:
         endpoints: Sequence[str],
         *,
         call_seconds: float = CALL_SECONDS,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: CredentialsSource | None = None,
         clock: Clock = time.monotonic,
         uniform: Random = random.random,
     ) -> None:

@@ -38,6 +38,8 @@ class Refusal(StrEnum):
     LEARNER_NOT_READY = "learner not ready"
     TOO_MANY_LEARNERS = "too many learners"
     PERMISSION_DENIED = "permission denied"
+    NAME_EXISTS = "name exists"
+    USER_NOT_FOUND = "user not found"
     OTHER = "other"
 
 
@@ -137,10 +139,10 @@ _BY_TEXT: dict[str, Verdict] = {
     "request is too large": _FATAL,
     "root user does not exist": _FATAL,
     "root user does not have root role": _FATAL,
-    "user name already exists": _FATAL,
+    "user name already exists": _refused(Refusal.NAME_EXISTS),
     "user name is empty": _FATAL,
-    "user name not found": _FATAL,
-    "role name already exists": _FATAL,
+    "user name not found": _refused(Refusal.USER_NOT_FOUND),
+    "role name already exists": _refused(Refusal.NAME_EXISTS),
     "role name not found": _FATAL,
     "role name is empty": _FATAL,
     "authentication failed, invalid user ID or password": _FATAL,

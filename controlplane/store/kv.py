@@ -43,6 +43,11 @@ def absent(key: bytes) -> pb.Compare:
     return created_at(key, 0)
 
 
+def present(key: bytes) -> pb.Compare:
+    """True while the key exists."""
+    return pb.Compare(result=pb.Compare.GREATER, target=pb.Compare.CREATE, key=key, create_revision=0)
+
+
 def created_at(key: bytes, revision: int) -> pb.Compare:
     """True while the key is the one that was created at `revision` (0: it does not exist)."""
     return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.CREATE, key=key, create_revision=revision)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.support.addresses import LoopbackNet
 from tests.support.cluster_hosts import API_PORT, ClusterHost
 from tests.support.procs import Program, python_module
@@ -29,7 +31,16 @@ def test_valid_settings_are_said_to_be_so(tmp_path: Path, loopback_net: Loopback
 
 
 def test_insecure_mode_must_be_asked_for_by_name(tmp_path: Path, loopback_net: LoopbackNet) -> None:
-    configured(tmp_path, loopback_net, AWC_SECURITY="")
+    """Without a word, every connection needs a certificate; other words are refused in one line."""
+    host = configured(tmp_path, loopback_net, AWC_SECURITY="")
+    host.start()
+    try:
+        assert host.running.wait_event("ready")["security"] == "mtls"
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((host.address, API_PORT), timeout=5)
+    finally:
+        host.stop()
+    configured(tmp_path, loopback_net, AWC_SECURITY="insecure")
     code, text = outcome("--config-dir", str(tmp_path / "config"), "--validate-config")
     assert code == 2
     assert "AWC_SECURITY=insecure-loopback" in text

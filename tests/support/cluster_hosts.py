@@ -20,7 +20,7 @@ from akv.v1.cluster_pb2_grpc import ClusterServiceStub, OperatorServiceStub
 
 from clustercli import render, render_cards, render_diagnosis
 from clustercli.call import CallError, call_cluster
-from controlplane.base.addresses import parse_host_port
+from clustercli.target import Target
 from controlplane.cluster.etcd_binary import find_etcd
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdMember
@@ -50,6 +50,7 @@ class ClusterHost:
     address: str
     directory: Path
     witness: bool = False
+    secure: bool = False
     service: Program | None = field(default=None, repr=False)
     exporter: Program | None = field(default=None, repr=False)
 
@@ -60,6 +61,19 @@ class ClusterHost:
     @property
     def api(self) -> str:
         return f"{self.address}:{API_PORT}"
+
+    @property
+    def asked_at(self) -> str:
+        """What clustercli's --host names: the socket for root of a host with certificates, else its API."""
+        return f"unix:{self.admin_socket}" if self.secure else self.api
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.directory / "admin.sock"
+
+    @property
+    def pki_dir(self) -> Path:
+        return self.directory / "config" / "state" / "pki"
 
     @property
     def data_dir(self) -> Path:
@@ -113,7 +127,8 @@ class ClusterHost:
             "AWC_WITNESS": str(int(self.witness)),
             "AWC_METRICS": "exporters",
             "AWC_MONITORING_DIR": str(self.monitoring_dir),
-            "AWC_SECURITY": "insecure-loopback",
+            "AWC_SECURITY": "mtls" if self.secure else "insecure-loopback",
+            "AWC_ADMIN_SOCKET": str(self.admin_socket),
             **extra,
         }
         lines = [f"{key}={value}\n" for key, value in values.items()]
@@ -171,7 +186,7 @@ def clustercli(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedPr
 
 def cli_json(host: ClusterHost, *arguments: str) -> dict[str, Any]:
     """Run clustercli against a host; its JSON answer. AssertionError when it fails."""
-    outcome = clustercli("--host", host.api, "--output", "json", *arguments)
+    outcome = clustercli("--host", host.asked_at, "--output", "json", *arguments)
     assert outcome.returncode == 0, f"{arguments}: {outcome.stderr}\n{host.running.tail()}"
     return dict(json.loads(outcome.stdout))
 
@@ -205,7 +220,7 @@ def ask_members(host: ClusterHost) -> dict[str, Any]:
 def _call(
     host: ClusterHost, action: str, method: Any, request: Any, service: Any = ClusterServiceStub
 ) -> Any:
-    return call_cluster(parse_host_port(host.api), 10.0, action, method, request, service)
+    return call_cluster(Target(host.asked_at), 10.0, action, method, request, service)
 
 
 def cards_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -215,10 +230,13 @@ def cards_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def cluster_hosts(
-    directory: Path, net: LoopbackNet, count: int, **settings: str
+    directory: Path, net: LoopbackNet, count: int, *, secure: bool = False, **settings: str
 ) -> Iterator[list[ClusterHost]]:
     """`count` started services that are in no cluster yet; host n has the card xdp<n>."""
-    hosts = [ClusterHost(f"host-{n}", net.host(n), directory / f"host-{n}") for n in range(1, count + 1)]
+    hosts = [
+        ClusterHost(f"host-{n}", net.host(n), directory / f"host-{n}", secure=secure)
+        for n in range(1, count + 1)
+    ]
     try:
         for number, host in enumerate(hosts, start=1):
             host.set_cards(card(number))
@@ -234,7 +252,8 @@ def join_all(hosts: list[ClusterHost]) -> None:
     """Make one cluster of the hosts and wait until the expected voters are there."""
     cli_json(hosts[0], "create_cluster", "--name", "kv-cache")
     for host in hosts[1:]:
-        cli_json(host, "add_node", "-n", hosts[0].api)
+        token = ("--token", cli_json(hosts[0], "pki", "token")["token"]) if host.secure else ()
+        cli_json(host, "add_node", "-n", hosts[0].api, *token)
     voters = len(hosts) if len(hosts) % 2 else len(hosts) - 1
     wait_voters(hosts[0], voters)
 

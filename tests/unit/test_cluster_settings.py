@@ -21,6 +21,15 @@ def test_defaults_are_the_manuals(tmp_path: Path) -> None:
     assert settings.client_url == "http://127.0.0.1:2379"
 
 
+def test_certificates_are_the_default_and_allow_any_address(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"AWC_HOST": "storage-1", "AWC_ADDRESS": "192.0.2.7"})
+    assert settings.security == "mtls"
+    assert settings.pki_dir == tmp_path / "state" / "pki"
+    assert settings.enroll_port == 5001
+    assert settings.admin_socket == Path("/run/awide-cluster/admin.sock")
+    assert (settings.client_url, settings.peer_url) == ("https://192.0.2.7:2379", "https://192.0.2.7:2380")
+
+
 def test_environment_wins_over_files(tmp_path: Path) -> None:
     (tmp_path / "awide-cluster.env").write_text("AWC_HOST=from-file\nAWC_API_PORT=5001\n")
     (tmp_path / "adpcli_compat.env").write_text("AWC_XDP_SERIALS=xdp0:L0P0,xdp1:L0P1\n")
@@ -40,7 +49,11 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"AWC_SECURITY": ""}, ["AWC_SECURITY", "insecure-loopback"]),
+        ({"AWC_SECURITY": "mtls", "AWC_ENROLL_PORT": "5000"}, ["AWC_ENROLL_PORT", "own port"]),
+        ({"AWC_SECURITY": "mtls", "AWC_HOST": "root"}, ["AWC_HOST", "root"]),
+        ({"AWC_SECURITY": "mtls", "AWC_HOST": "a" * 65}, ["AWC_HOST", "64"]),
+        ({"AWC_SECURITY": "mtls", "AWC_PKI_DIR": "/var/lib/etcd/pki"}, ["AWC_PKI_DIR", "lost together"]),
+        ({"AWC_SECURITY": "mtls", "AWC_ADMIN_SOCKET": "/" + "s" * 107}, ["AWC_ADMIN_SOCKET", "107"]),
         ({"AWC_SECURITY": "none"}, ["AWC_SECURITY", "none"]),
         ({"AWC_ADDRESS": "192.0.2.7"}, ["192.0.2.7", "loopback"]),
         ({"AWC_ADDRESS": "storage-1"}, ["AWC_ADDRESS", "storage-1"]),

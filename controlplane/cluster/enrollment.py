@@ -1,0 +1,244 @@
+"""How a new host gets its certificate: HTTPS on AWC_ENROLL_PORT, where the caller has a token instead of one.
+
+The caller first takes the CA's certificate from a connection that it can't trust yet, holds it against the
+fingerprint in its token, and then sends the secret over a connection that this CA vouches for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+from aiohttp import web
+
+from controlplane.base import pki
+from controlplane.base.addresses import HostPort
+from controlplane.base.join_token import JoinToken
+from controlplane.base.logging import get_logger
+from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role
+from controlplane.cluster.errors import ClusterError, InvalidRequest, Unavailable
+from controlplane.cluster.issuer import Issuer
+from controlplane.cluster.trust import Trust
+
+CA_PATH, ENROLL_PATH = "/v1/ca", "/v1/enroll"
+CALL_SECONDS = 10.0
+MAX_BYTES = 16 << 10
+_FIELDS = ("token_id", "secret", "host", "address", "request_pem")
+_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+
+log = get_logger("enrollment")
+
+
+class EnrollServer:
+    """The listener of one host. A secret is 32 random bytes, so guessing it is no way in."""
+
+    def __init__(self, endpoint: HostPort, trust: Trust, issuer: Issuer) -> None:
+        self._endpoint = endpoint
+        self._trust = trust
+        self._issuer = issuer
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._context: ssl.SSLContext | None = None
+
+    async def start(self) -> None:
+        """Serve. OSError when the address is taken."""
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.router.add_get(CA_PATH, self._give_ca)
+        app.router.add_post(ENROLL_PATH, self._enroll)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self.renew()
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=5.0, shutdown_timeout=1.0)
+        await self._runner.setup()
+        make_protocol = self._runner.server
+        assert make_protocol is not None, "setup makes it"
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                make_protocol,
+                self._endpoint.host,
+                self._endpoint.port,
+                ssl=self._context,
+                ssl_handshake_timeout=CALL_SECONDS,
+            )
+        except OSError:
+            await self.stop()
+            raise
+        log.info("certificates for new hosts served", listen=str(self._endpoint))
+
+    def renew(self) -> None:
+        """Show the certificate that is in the files now. OSError (ssl.SSLError too) when it can't be read."""
+        if self._context is not None:
+            self._context.load_cert_chain(self._trust.files.certificate, self._trust.files.key)
+
+    async def stop(self) -> None:
+        """Close."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _give_ca(self, _request: web.Request) -> web.Response:
+        try:
+            return web.Response(text=self._trust.load().ca_pem.decode())
+        except ClusterError as error:
+            return web.Response(text=str(error), status=503)
+
+    async def _enroll(self, request: web.Request) -> web.Response:
+        peer = request.remote or "unknown"
+        host = "unknown"
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                fields = _fields(await request.read())
+                host = fields["host"][:80]
+                certificate, ca_key = await self._issuer.enroll(**fields)
+        except ClusterError as error:
+            log.warning(
+                "audit", who=f"token, as host {host}", call="enroll", result=error.code.name, peer=peer
+            )
+            return web.json_response({"error": str(error)}, status=_STATUS.get(error.code, 500))
+        except TimeoutError:
+            return web.json_response({"error": f"not done within {CALL_SECONDS:g} s; ask again"}, status=503)
+        log.info(
+            "audit",
+            who=f"token {fields['token_id'][:12]}",
+            call="enroll",
+            what=f"host={host!r}",
+            result="OK",
+            peer=peer,
+        )
+        return web.json_response({"certificate_pem": certificate, "ca_key_pem": ca_key})
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise InvalidRequest("the request is not JSON") from error
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), str) for name in _FIELDS):
+        raise InvalidRequest(f"the request is not an object with the texts {', '.join(_FIELDS)}")
+    return {name: document[name] for name in _FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What a new host gets, in PEM; `key_pem` was made by it and never left it."""
+
+    ca_pem: bytes
+    certificate_pem: bytes
+    key_pem: bytes
+    ca_key_pem: bytes
+
+
+async def enroll(via_host: str, token: JoinToken, host: str, address: str) -> Enrolled:
+    """Get this host's certificate from another one. Raises ClusterError; Unavailable when nobody answers."""
+    via = HostPort(via_host, token.port)
+    key = pki.new_key()
+    identity = Identity(Role.HOST, host)
+    try:
+        request_pem = pki.make_request(key, identity).decode()
+        ca_pem = await _fetch_ca(via, token.ca_fingerprint)
+        body = {
+            "token_id": token.token_id,
+            "secret": base64.b64encode(token.secret).decode(),
+            "host": host,
+            "address": address,
+            "request_pem": request_pem,
+        }
+        answer = await _post(via, ca_pem, body)
+        return _checked(answer, ca_pem, key, identity)
+    except PkiError as error:
+        raise ClusterError(f"{via} gives no certificate that can be used: {error}") from error
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Unavailable(
+            f"{via} gives no certificates ({str(error) or type(error).__name__}): name a host that is in the "
+            "cluster, and see that its AWC_ENROLL_PORT can be reached"
+        ) from error
+
+
+async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
+    """The CA's certificate, proven by the token. Raises ClusterError."""
+    unproven = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unproven.check_hostname = False
+    unproven.verify_mode = ssl.CERT_NONE
+    async with (
+        _session() as session,
+        session.get(_url(via, CA_PATH), ssl=unproven, allow_redirects=False) as answer,
+    ):
+        ca_pem = await _bounded(answer)
+    certificate = pki.load_authority_certificate(ca_pem, pki.utc_now())
+    found = pki.fingerprint(certificate)
+    if found != fingerprint:
+        raise ClusterError(
+            f"{via} is not of the cluster that made the token: its CA has the fingerprint {found[:16]}…, the "
+            f"token says {fingerprint[:16]}…; name the right host, and find out who answers there"
+        )
+    return pki.to_pem(certificate)
+
+
+async def _post(via: HostPort, ca_pem: bytes, body: dict[str, str]) -> dict[str, Any]:
+    proven = ssl.create_default_context(cadata=ca_pem.decode())
+    async with (
+        _session() as session,
+        session.post(
+            _url(via, ENROLL_PATH),
+            json=body,
+            ssl=proven,
+            server_hostname=HOST_DNS_NAME,
+            allow_redirects=False,
+        ) as answer,
+    ):
+        text = await _bounded(answer)
+        status = answer.status
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise Unavailable(f"{via} answered HTTP {status} without an explanation")
+    if status != 200:
+        reason = f"{via} gives no certificate: {document.get('error')}"
+        raise Unavailable(reason) if status == 503 else ClusterError(reason)
+    return document
+
+
+def _checked(answer: dict[str, Any], ca_pem: bytes, key: pki.PrivateKey, identity: Identity) -> Enrolled:
+    """What was given is ours and of this CA. Raises PkiError."""
+    certificate_pem = str(answer.get("certificate_pem", "")).encode()
+    ca_key_pem = str(answer.get("ca_key_pem", "")).encode()
+    certificate = pki.load_certificate(certificate_pem)
+    pki.load_authority(ca_pem, ca_key_pem, pki.utc_now())
+    if pki.identity_of(certificate_pem) != identity or certificate.public_key() != key.public_key():
+        raise PkiError("a certificate of someone else")
+    return Enrolled(ca_pem, certificate_pem, pki.key_pem(key), ca_key_pem)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=CALL_SECONDS), auto_decompress=False, trust_env=False
+    )
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    data = await answer.content.read(MAX_BYTES + 1)
+    while len(data) <= MAX_BYTES and (more := await answer.content.read(MAX_BYTES + 1)):
+        data += more
+    if len(data) > MAX_BYTES:
+        raise OSError(f"it sends more than {MAX_BYTES} bytes")
+    return data
+
+
+def _url(via: HostPort, path: str) -> str:
+    return via.url("https") + path

@@ -1,0 +1,192 @@
+"""etcd under TLS: certificates are asked for, names are users, and a gateway can write no key."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from akv.etcd import etcd_pb2 as pb
+
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.pki import Role
+from controlplane.store import kv, pki_records
+from controlplane.store.access import (
+    GATEWAY_ROLE,
+    ROOT_ROLE,
+    access_is_controlled,
+    add_user,
+    enable_access_control,
+    remove_user,
+)
+from controlplane.store.client import EtcdClient
+from controlplane.store.errors import Refusal, RequestRefused, StoreError, StoreUnavailable
+from controlplane.store.membership import add_learner, list_members, member_status
+from controlplane.store.pki_records import NameRecord, TokenRecord, hash_of
+from controlplane.store.snapshot import read_snapshot
+from controlplane.store.watch import Changes, Watch
+from tests.support.pki import TestAuthority
+from tests.support.tls_etcd import HOST, TlsEtcd, run_tls_etcd
+from tests.support.waiting import eventually
+
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsEtcd]:
+    with run_tls_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def root(etcd: TlsEtcd) -> AsyncIterator[EtcdClient]:
+    """The host's client of an etcd whose access is controlled; making it so can be repeated."""
+    async with etcd.client(etcd.host_files, SECONDS) as client:
+        await enable_access_control(client, HOST)
+        await enable_access_control(client, HOST)
+        yield client
+
+
+@pytest_asyncio.fixture
+async def gateway(etcd: TlsEtcd, root: EtcdClient) -> AsyncIterator[EtcdClient]:
+    await add_user(root, "pod-1", GATEWAY_ROLE)
+    async with etcd.client(etcd.authority.issue(Role.GATEWAY, "pod-1")) as client:
+        yield client
+
+
+async def refusal(client: EtcdClient, *operations: pb.RequestOp) -> Refusal:
+    with pytest.raises(RequestRefused) as caught:
+        await client.txn([], operations)
+    return caught.value.refusal
+
+
+async def test_a_host_may_do_everything(root: EtcdClient) -> None:
+    assert await access_is_controlled(root)
+    await root.txn([], [kv.put(b"/cluster/test", b"1"), kv.put(b"/leader-test", b"2")])
+    assert [member.name for member in await list_members(root)] == [HOST]
+
+
+async def test_a_gateway_reads_what_it_polls(root: EtcdClient, gateway: EtcdClient) -> None:
+    await root.txn([], [kv.put(b"/targets/h/node", b"{}")])
+    picture = await read_snapshot(gateway)
+    assert picture.revision > 0
+
+
+async def test_a_gateway_leaves_quarantine_though_etcd_tells_it_no_status(gateway: EtcdClient) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        await member_status(gateway, gateway.endpoints[0], seconds=SECONDS)
+    assert caught.value.refusal is Refusal.PERMISSION_DENIED
+    endpoint = gateway.pool.candidates()[0]
+    gateway.pool.quarantine(endpoint)
+    await eventually(lambda: not endpoint.quarantined, "the endpoint is probed and released", SECONDS)
+
+
+async def test_a_gateway_watches_what_it_polls(root: EtcdClient, gateway: EtcdClient) -> None:
+    start = (await root.txn([], [kv.put(b"/targets/h/first", b"1")])).header.revision
+    async with Watch(gateway, (b"/cluster/", b"/targets/"), start) as items, asyncio.timeout(SECONDS):
+        item = await anext(items)
+        assert isinstance(item, Changes)
+        assert item.changes[0].key == b"/targets/h/first"
+
+
+@pytest.mark.parametrize(
+    "key", [b"/cluster/config", b"/targets/h/health/xdp0", b"/leader", b"/pki/names/x", b"anything"]
+)
+async def test_a_gateway_can_write_no_key(gateway: EtcdClient, key: bytes) -> None:
+    assert await refusal(gateway, kv.put(key, b"x")) is Refusal.PERMISSION_DENIED
+    assert await refusal(gateway, kv.delete(key)) is Refusal.PERMISSION_DENIED
+
+
+async def test_a_gateway_reads_nothing_else(gateway: EtcdClient) -> None:
+    for key in (b"/pki/tokens/x", b"/events/1", b"/leader"):
+        assert await refusal(gateway, kv.get(key)) is Refusal.PERMISSION_DENIED
+    assert await refusal(gateway, kv.get_prefix(b"/")) is Refusal.PERMISSION_DENIED
+
+
+async def test_a_gateway_changes_neither_members_nor_users(gateway: EtcdClient) -> None:
+    with pytest.raises(StoreError) as caught:
+        await add_learner(gateway, "https://127.0.0.1:1")
+    assert isinstance(caught.value, RequestRefused)
+    with pytest.raises(RequestRefused):
+        await add_user(gateway, "pod-1", ROOT_ROLE)
+
+
+async def test_names_without_a_user_are_refused(etcd: TlsEtcd, root: EtcdClient) -> None:
+    """Also one whose user was removed, while its connection lives."""
+    for role, name in ((Role.ADMIN, "alice"), (Role.AGENT, "gpu-1"), (Role.HOST, "storage-9")):
+        async with etcd.client(etcd.authority.issue(role, name)) as client:
+            with pytest.raises(StoreError):
+                await client.get(b"/cluster/config")
+    await add_user(root, "pod-2", GATEWAY_ROLE)
+    async with etcd.client(etcd.authority.issue(Role.GATEWAY, "pod-2")) as client:
+        await read_snapshot(client)
+        await remove_user(root, "pod-2")
+        await remove_user(root, "pod-2")
+        with pytest.raises(StoreError):
+            await read_snapshot(client)
+
+
+async def test_wrong_certificates_never_connect(etcd: TlsEtcd, tmp_path: Path) -> None:
+    other = TestAuthority(tmp_path / "other").issue(Role.HOST, HOST)
+    ours = etcd.host_files
+    mixed = CredentialFiles(ours.ca, other.certificate, other.key)
+    async with etcd.client(other, 1.0) as client:
+        with pytest.raises(StoreUnavailable):
+            await client.get(b"/cluster/config")
+    assert not _handshake(etcd.client_url, mixed)
+    assert not _handshake(etcd.client_url, None, ours.ca)
+    assert _handshake(etcd.client_url, ours)
+
+
+async def test_only_hosts_are_peers(etcd: TlsEtcd, root: EtcdClient) -> None:
+    """The peers' port takes no gateway, agent or administrator, although their CA is the same."""
+    assert _handshake(etcd.peer_url, etcd.authority.issue(Role.HOST, "storage-2"))
+    for role in (Role.GATEWAY, Role.AGENT, Role.ADMIN):
+        assert not _handshake(etcd.peer_url, etcd.authority.issue(role, "someone"))
+
+
+async def test_a_token_is_good_once_and_only_with_its_secret(root: EtcdClient) -> None:
+    token = TokenRecord("t1", hash_of(b"secret"), 4e9)
+    await pki_records.add_token(root, token)
+    assert token in await pki_records.read_tokens(root)
+    assert await pki_records.find_token(root, "t1", b"wrong") is None
+    assert await pki_records.find_token(root, "t2", b"secret") is None
+    assert await pki_records.find_token(root, "t1", b"secret") == token
+    both = await asyncio.gather(*(pki_records.take_token(root, token) for _ in range(2)))
+    assert sorted(both) == [False, True]
+    assert await pki_records.find_token(root, "t1", b"secret") is None
+    assert b"secret" not in token.secret_hash.encode()
+
+
+async def test_a_name_stays_with_its_role(root: EtcdClient) -> None:
+    first = NameRecord("n1", "gateway", "0a", 4e9, HOST)
+    assert await pki_records.claim_name(root, first) == first
+    assert await pki_records.claim_name(root, NameRecord("n1", "admin", "0b", 4e9, HOST)) == first
+    renewed = NameRecord("n1", "gateway", "0c", 4e9, HOST)
+    assert await pki_records.claim_name(root, renewed) == renewed
+    assert await pki_records.read_name(root, "n1") == renewed
+    assert renewed in await pki_records.read_names(root)
+
+
+def _handshake(url: str, files: CredentialFiles | None, ca: Path | None = None) -> bool:
+    """Whether a bare TLS connection with these credentials lives; in TLS 1.3 a refusal comes after it."""
+    context = ssl.create_default_context(cafile=ca or (files.ca if files else None))
+    context.check_hostname = False
+    if files is not None:
+        context.load_cert_chain(files.certificate, files.key)
+    parts = urlsplit(url)
+    address = (parts.hostname or "", parts.port or 0)
+    try:
+        with (
+            socket.create_connection(address, timeout=SECONDS) as raw,
+            context.wrap_socket(raw) as secured,
+        ):
+            secured.sendall(b"GET /version HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n")
+            return secured.recv(1) != b""
+    except OSError:
+        return False
