@@ -1,0 +1,1 @@
+"""Looking at fabrics and measuring them, when the leader asks."""
