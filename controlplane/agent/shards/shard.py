@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from controlplane.agent.shards.connections import established
+from controlplane.agent.connections import established
 from controlplane.agent.shards.launch import find_holder, kill_by_token, launch_holder, wait_gone
 from controlplane.agent.shards.life import Phase, Status, judge
 from controlplane.agent.shards.process import ProcessId, send_signal

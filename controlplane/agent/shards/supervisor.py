@@ -80,17 +80,19 @@ class Supervisor:
         self._keep(Shard(directory, spec, token, self._changed), launch=True)
         self._prune()
 
-    async def stop(self, shard_id: str, generation: int = 0) -> None:
-        """Stop it; one that is unknown, ended or of another start is done already."""
+    async def stop(self, shard_id: str, generation: int = 0) -> bool:
+        """Stop it; False when no such start of it is here any more."""
         shard = self._wanted(shard_id, generation)
         if shard is not None:
             await shard.stop()
+        return shard is not None
 
-    async def drain(self, shard_id: str, generation: int, seconds: float) -> None:
+    async def drain(self, shard_id: str, generation: int, seconds: float) -> bool:
         """Drain it, as `stop`."""
         shard = self._wanted(shard_id, generation)
         if shard is not None:
             await shard.drain(seconds)
+        return shard is not None
 
     async def close(self) -> None:
         """Let go of all shards; they go on."""

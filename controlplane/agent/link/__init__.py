@@ -1,0 +1,1 @@
+"""The stream to the leader: finding it, registering, telling, obeying."""

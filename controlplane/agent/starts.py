@@ -1,0 +1,153 @@
+"""Starts of shards whose weights are still on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from akv.v1 import agent_pb2
+
+from controlplane.agent.messages import event_of
+from controlplane.agent.shards.life import Phase, Status
+from controlplane.agent.shards.orders import NodeMeans, spec_of
+from controlplane.agent.shards.spec import ShardSpec, SpecError
+from controlplane.agent.shards.supervisor import ShardRefusedError, Supervisor
+from controlplane.agent.weights.cache import WeightCache
+from controlplane.agent.weights.fetch import FetchError, Source
+from controlplane.base.logging import get_logger
+
+PROGRESS_SECONDS = 2.0
+
+log = get_logger("starts")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A start that waits for its weights."""
+
+    spec: ShardSpec
+    task: asyncio.Task[None]
+    began: float
+
+
+class Starts:
+    """Turns orders into shards. `means` tells what the node can give now; `tell` sends, if someone listens.
+
+    What waits is not on record: after a restart of the agent the leader sees that it is missing.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        weights: WeightCache,
+        means: Callable[[], NodeMeans],
+        prepare: Callable[[ShardSpec], ShardSpec],
+        tell: Callable[[agent_pb2.AgentMessage], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._weights = weights
+        self._means = means
+        self._prepare = prepare
+        self._tell = tell
+        self._waiting: dict[str, Waiting] = {}
+
+    def running(self) -> list[agent_pb2.RunningShard]:
+        """What waits, as lines of a Register."""
+        now = time.monotonic()
+        return [
+            agent_pb2.RunningShard(
+                shard_id=waiting.spec.shard_id,
+                replica_id=waiting.spec.replica_id,
+                model=waiting.spec.model,
+                profile=waiting.spec.profile,
+                generation=waiting.spec.generation,
+                state=agent_pb2.SHARD_STATE_STARTING,
+                port=waiting.spec.port,
+                gpu_uuids=waiting.spec.gpu_uuids,
+                age_seconds=now - waiting.began,
+            )
+            for waiting in self._waiting.values()
+        ]
+
+    def weights_in_use(self) -> list[str]:
+        """Paths of weights that shards run with or will."""
+        specs = [shard.spec for shard in self._supervisor.running]
+        specs += [waiting.spec for waiting in self._waiting.values()]
+        return [spec.weights for spec in specs if spec.weights]
+
+    async def start(self, order: agent_pb2.StartShard) -> None:
+        """Start it, now or once its weights are there. Raises SpecError, ShardRefusedError."""
+        waiting = self._waiting.get(order.shard_id)
+        if waiting is not None:
+            if order.generation <= waiting.spec.generation:
+                return
+            self.give_up(order.shard_id, waiting.spec.generation)
+        path, source = await asyncio.to_thread(self._weights.place, order.weights)
+        known = self._supervisor.find(order.shard_id)
+        if known is not None and known.spec.generation == order.generation:
+            await self._supervisor.start(known.spec)  # a repeated order; its port is chosen already
+            return
+        spec = self._prepare(spec_of(order, self._means(), path))
+        if source is None:
+            await self._supervisor.start(spec)
+            return
+        task = asyncio.create_task(self._fetch(spec, source), name=f"fetch-{spec.shard_id}")
+        self._waiting[spec.shard_id] = Waiting(spec, task, time.monotonic())
+        task.add_done_callback(lambda done: self._done(spec, done))
+
+    def give_up(self, shard_id: str, generation: int) -> bool:
+        """Cancel a start that waits; False when none does."""
+        waiting = self._waiting.get(shard_id)
+        if waiting is None or (generation and generation != waiting.spec.generation):
+            return False
+        del self._waiting[shard_id]
+        waiting.task.cancel()
+        self._tell(event_of(waiting.spec, Status(Phase.STOPPED)))
+        return True
+
+    async def close(self) -> None:
+        """Cancel what waits."""
+        tasks = [waiting.task for waiting in self._waiting.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, spec: ShardSpec, source: Source) -> None:
+        told = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            now = time.monotonic()
+            if now - told >= PROGRESS_SECONDS or done == total:
+                told = now
+                self._tell(_progress(spec, source, done, total))
+
+        try:
+            await self._weights.fetch(source, progress)
+            await self._supervisor.start(spec)
+        except (FetchError, SpecError, ShardRefusedError) as error:
+            log.warning("Start failed", shard=spec.shard_id, reason=str(error))
+            self._tell(event_of(spec, Status(Phase.FAILED, str(error))))
+
+    def _done(self, spec: ShardSpec, task: asyncio.Task[None]) -> None:
+        waiting = self._waiting.get(spec.shard_id)
+        if waiting is not None and waiting.task is task:
+            del self._waiting[spec.shard_id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("Start failed", shard=spec.shard_id, exc_info=error)
+
+
+def _progress(spec: ShardSpec, source: Source, done: int, total: int) -> agent_pb2.AgentMessage:
+    return agent_pb2.AgentMessage(
+        shard_progress=agent_pb2.ShardProgress(
+            shard_id=spec.shard_id,
+            replica_id=spec.replica_id,
+            generation=spec.generation,
+            source=source.url,
+            bytes_done=done,
+            bytes_total=total,
+        )
+    )
