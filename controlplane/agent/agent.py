@@ -79,7 +79,9 @@ class Agent:
     async def run(self) -> None:
         """Run until `stop`. Raises OSError when the shards' directory can't be used."""
         facts = self._inventory.facts
-        log.info("Agent starts", node=facts.node_id, incarnation=facts.incarnation, version=facts.agent_version)
+        log.info(
+            "Agent starts", node=facts.node_id, incarnation=facts.incarnation, version=facts.agent_version
+        )
         self._cgroups.set_up()
         await self._weights.clean()
         await self._supervisor.adopt()

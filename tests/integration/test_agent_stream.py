@@ -1,0 +1,276 @@
+"""The agent's stream against a real gRPC server: registering, telling, obeying, finding the leader again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from akv.v1 import agent_pb2 as pb
+
+from tests.support.addresses import LoopbackNet, free_port
+from tests.support.agent_leader import Stream, leader
+from tests.support.agents import agent, write_config
+from tests.support.shards import ENGINE, end_all
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def net() -> LoopbackNet:
+    return LoopbackNet.pick()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    end_all(tmp_path / "state" / "shards")
+
+
+def order(shard_id: str = "m-0-0", generation: int = 1, **fields: object) -> pb.StartShard:
+    return pb.StartShard(
+        request_id=f"start-{shard_id}-{generation}",
+        shard_id=shard_id,
+        replica_id="m-0",
+        model="m",
+        profile="small",
+        generation=generation,
+        engine="process",
+        arguments=[sys.executable, str(ENGINE), "--host", "{address}", "--port", "{port}"],
+        health_path="/health",
+        stop_grace_seconds=5,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+async def started(stream: Stream, start: pb.StartShard) -> pb.ShardEvent:
+    stream.send(start_shard=start)
+    answer = await stream.wait("command_answer", lambda said: said.request_id == start.request_id)
+    assert answer.error == ""
+    return await stream.event(pb.SHARD_STATE_RUNNING, start.shard_id)
+
+
+async def test_it_registers_with_what_it_is(folder: Path, net: LoopbackNet) -> None:
+    (folder / "weights" / "llama").mkdir(parents=True)
+    (folder / "weights" / "llama" / "model.safetensors").write_bytes(b"x" * 8192)
+    async with leader(net.host(1)) as lead:
+        roots = [{"path": str(folder / "weights")}]
+        path = write_config(folder, "gpu-1", lead.address, weight_roots=roots, labels={"rack": "r1"})
+        async with agent(path):
+            register = (await lead.stream()).register
+    assert (register.node_id, register.labels["rack"]) == ("gpu-1", "r1")
+    assert register.incarnation > 0
+    assert register.cpu.count > 0
+    assert register.memory_total_bytes > 1 << 29
+    assert register.boot_id
+    assert register.storage.file_systems
+    assert [(set_.path, set_.size_bytes) for set_ in register.weights.weights] == [
+        (str(folder / "weights" / "llama"), 8192)
+    ]
+    assert {"llamacpp", "vllm", "sglang"} <= set(register.installable_engines)
+    assert {"logs", "logs-follow", "drain", "remove-weights"} <= set(register.features)
+    assert not register.running_shards
+
+
+async def test_heartbeats_carry_only_what_changed(folder: Path, net: LoopbackNet) -> None:
+    root = folder / "weights"
+    root.mkdir()
+    async with leader(net.host(1)) as lead:
+        path = write_config(folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
+        async with agent(path) as running:
+            stream = await lead.stream()
+            await stream.wait("heartbeat", lambda beat: beat.load.cpu_count > 0)
+            await asyncio.sleep(0.5)
+            assert all(not beat.HasField("weights") for beat in stream.of_kind("heartbeat"))
+            (root / "new").write_bytes(b"y" * 4096)
+            running._weights_changed()
+            beat = await stream.wait("heartbeat", lambda beat: beat.HasField("weights"))
+            assert [weights.path for weights in beat.weights.weights] == [str(root / "new")]
+            numbers = [message.sequence for message in stream.messages]
+            assert numbers == sorted(set(numbers))
+
+
+async def test_a_shard_is_started_told_and_stopped(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+        stream = await lead.stream()
+        event = await started(stream, order())
+        assert event.port > 0
+        beat = await stream.wait("heartbeat", lambda beat: bool(beat.load.shards))
+        assert beat.load.shards[0].memory_rss_bytes > 1 << 20
+        stream.send(stop_shard=pb.StopShard(request_id="stop", shard_id="m-0-0"))
+        ended = await stream.event(pb.SHARD_STATE_STOPPED)
+        assert ended.exit_code == 143
+        stream.send(stop_shard=pb.StopShard(request_id="again", shard_id="m-0-0"))
+        stream.send(stop_shard=pb.StopShard(request_id="other", shard_id="never-seen"))
+        for request in ("again", "other"):
+            answer = await stream.wait("command_answer", lambda said, r=request: said.request_id == r)
+            assert answer.gone
+
+
+async def test_what_cannot_be_started_is_refused_with_its_reason(folder: Path, net: LoopbackNet) -> None:
+    wrong = {
+        "no GPU": order("a", gpu_uuids=["GPU-nowhere"]),
+        "not installed": pb.StartShard(shard_id="b", generation=1, engine="vllm"),
+        "use 1 to 128": order("../../etc"),
+        "not below any": order("c", weights="/etc/passwd"),
+        "gateway_socket": order("d", gateway=True),
+        "https": order("e", weights="s3://bucket/model"),
+        "drain_signal": order("f", drain_signal="SIGKILL"),
+    }
+    async with leader(net.host(1)) as lead:
+        roots = [{"path": str(folder / "weights")}]
+        (folder / "weights").mkdir()
+        async with agent(write_config(folder, "gpu-1", lead.address, weight_roots=roots)):
+            stream = await lead.stream()
+            for reason, start in wrong.items():
+                start.request_id = reason
+                stream.send(start_shard=start)
+                answer = await stream.wait("command_answer", lambda said, r=reason: said.request_id == r)
+                assert reason in answer.error
+    assert not list((folder / "state" / "shards").iterdir())
+
+
+async def test_it_goes_to_the_leader_that_a_standby_names(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as standby, leader(net.host(2)) as lead:
+        standby.standby_for = lead.address
+        async with agent(write_config(folder, "gpu-1", standby.address)):
+            stream = await lead.stream()
+            # The leadership moves: the agent is sent on, and comes with what it runs.
+            await started(stream, order())
+            standby.standby_for, lead.standby_for = None, standby.address
+            for open_stream in lead.streams:
+                open_stream.outgoing.put_nowait(pb.LeaderMessage())  # unknown to this version: passed over
+            lead.end_all()
+            moved = await standby.stream()
+            assert [shard.shard_id for shard in moved.register.running_shards] == ["m-0-0"]
+            assert moved.register.running_shards[0].state == pb.SHARD_STATE_RUNNING
+            assert moved.messages[0].sequence > stream.messages[-1].sequence
+
+
+async def test_two_standbys_that_name_each_other_do_not_get_a_storm(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as one, leader(net.host(2)) as other:
+        one.standby_for, other.standby_for = other.address, one.address
+        async with agent(write_config(folder, "gpu-1", f"{one.address},{other.address}")):
+            await eventually(lambda: one.calls + other.calls >= 4, "it asks both", 30)
+            before = one.calls + other.calls
+            await asyncio.sleep(1.0)
+            assert one.calls + other.calls - before <= 6
+
+
+async def test_it_survives_refusals_and_dead_hosts(folder: Path, net: LoopbackNet) -> None:
+    dead = f"{net.host(9)}:{free_port(net.host(9))}"
+    async with leader(net.host(1)) as lead:
+        lead.refuse = (grpc.StatusCode.PERMISSION_DENIED, "the certificate is not yours")
+        async with agent(write_config(folder, "gpu-1", f"{dead},{lead.address}")):
+            await eventually(lambda: lead.calls >= 1, "it asks", 30)
+            lead.refuse = None
+            await lead.stream()
+
+
+async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
+    folder: Path, net: LoopbackNet
+) -> None:
+    port = free_port(net.host(1))
+    async with agent(write_config(folder, "gpu-1", f"{net.host(1)}:{port}")) as running:
+        async with leader(net.host(1), port=port) as lead:
+            stream = await lead.stream()
+            start = order()
+            start.arguments[:] = ["/bin/sh", "-c", "echo last words; sleep 2; exit 7"]
+            start.health_path = ""
+            await started(stream, start)
+        await eventually(lambda: running._supervisor.running == [], "it ends", 30)
+        async with leader(net.host(1), port=port) as lead:
+            stream = await lead.stream()
+            event = await stream.event(pb.SHARD_STATE_FAILED)
+            assert (event.exit_code, list(event.last_output)) == (7, ["last words"])
+            assert not stream.register.running_shards
+            lead.end_all()
+            again = await lead.stream(1)
+            await again.wait("heartbeat")
+            assert again.of_kind("shard_event") == []
+
+
+async def test_logs_of_agent_and_shard_by_cursor(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+        stream = await lead.stream()
+        await started(stream, order())
+
+        async def ask(**fields: object) -> pb.LogsAnswer:
+            request = pb.LogsRequest(**fields)  # type: ignore[arg-type]
+            stream.send(logs_request=request)
+            answer: pb.LogsAnswer = await stream.wait(
+                "logs_answer", lambda said: said.request_id == request.request_id
+            )
+            return answer
+
+        first = await ask(request_id="1", source="m-0-0", lines=10)
+        assert first.lines[0].startswith("serving on 127.0.0.1:")
+        assert list(first.sources) == ["agent", "m-0-0"]
+        assert (await ask(request_id="2", source="m-0-0", lines=10, cursor=first.cursor)).lines == []
+        missing = await ask(request_id="3", source="nothing", lines=10)
+        assert "no log 'nothing'" in missing.error
+        assert list(missing.sources) == ["agent", "m-0-0"]
+
+
+async def test_bandwidth_over_tcp_between_two_agents(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as lead:
+        one = write_config(folder / "a", "a", lead.address, address=net.host(2))
+        other = write_config(folder / "b", "b", lead.address, address=net.host(3))
+        async with agent(one), agent(other):
+            streams = [await lead.stream(0), await lead.stream(1)]
+            server, client = sorted(streams, key=lambda stream: stream.register.node_id)
+            test = pb.FabricTestRequest(request_id="t", side=pb.FABRIC_TEST_SIDE_SERVER, seconds=1)
+            server.send(fabric_test_request=test)
+            listening = await server.wait("fabric_test_listening")
+            test = pb.FabricTestRequest(
+                request_id="t",
+                side=pb.FABRIC_TEST_SIDE_CLIENT,
+                seconds=1,
+                peer=net.host(2),
+                tcp_port=listening.tcp_port,
+            )
+            client.send(fabric_test_request=test)
+            answers = [await side.wait("fabric_test_answer") for side in (server, client)]
+    assert [answer.error for answer in answers] == ["", ""]
+    assert answers[0].average_gbps == pytest.approx(answers[1].average_gbps, rel=0.01)
+    assert answers[0].average_gbps > 0.01
+
+
+async def test_a_fabric_that_is_not_there_is_a_clear_answer(folder: Path, net: LoopbackNet) -> None:
+    async with leader(net.host(1)) as lead:
+        path = write_config(folder, "gpu-1", lead.address, sys_root=str(folder / "empty-sys"))
+        async with agent(path):
+            stream = await lead.stream()
+            stream.send(fabric_scan_request=pb.FabricScanRequest(request_id="s", hca="mlx5_0", port=1))
+            scan = await stream.wait("fabric_scan_answer")
+            assert scan.error == "this node has no adapter 'mlx5_0' with a port 1"
+            test = pb.FabricTestRequest(
+                request_id="t", side=pb.FABRIC_TEST_SIDE_SERVER, hca="mlx5_0", port=1, seconds=1
+            )
+            stream.send(fabric_test_request=test)
+            answer = await stream.wait("fabric_test_answer")
+            assert "not installed" in answer.error or "no adapter" in answer.error
+
+
+async def test_weights_are_removed_and_kept_with_reasons(folder: Path, net: LoopbackNet) -> None:
+    root = folder / "weights"
+    (root / "old").mkdir(parents=True)
+    (root / "old" / "f").write_bytes(b"z" * 4096)
+    outside = folder / "outside"
+    outside.write_bytes(kept := b"not weights")
+    async with leader(net.host(1)) as lead:
+        path = write_config(folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
+        async with agent(path):
+            stream = await lead.stream()
+            paths = [str(root / "old"), str(outside)]
+            stream.send(remove_weights=pb.RemoveWeights(request_id="r", paths=paths))
+            answer = await stream.wait("remove_weights_answer")
+            assert list(answer.removed) == [str(root / "old")]
+            assert answer.freed_bytes == 4096
+            assert [kept.path for kept in answer.kept] == [str(outside)]
+            await stream.wait("heartbeat", lambda beat: beat.HasField("weights") and not beat.weights.weights)
+    assert kept == outside.read_bytes()
