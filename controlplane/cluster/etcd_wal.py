@@ -5,7 +5,8 @@ its quorum before anyone can ask who it is. So the ids are compared before a sta
 
 A log file is a row of frames: u64 little-endian (bits 0..55 the length of the record, bits 56..58 its
 padding) and the record, a protobuf message (1: type, 2: crc, 3: data). The record of type 1 has the ids
-(1: member, 2: cluster).
+(1: member, 2: cluster). A file begins with a record of type 4, whose crc is the CRC-32C of all records' data
+before this file; that of each later record goes on from there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_METADATA = 1
+_METADATA, _CRC = 1, 4
 _LENGTH_BITS = (1 << 56) - 1
 _HEAD_BYTES = 4096
 
@@ -49,10 +50,16 @@ def data_ids(data_dir: Path) -> MemberIds | None:
 
 def parse_ids(head: bytes) -> MemberIds:
     """Read the ids from the first bytes of a log file. Raises WalError."""
+    crc = 0
     for record in _records(head):
         fields = _fields(record)
-        if fields.get(1) == _METADATA:
-            ids = _fields(_bytes(fields.get(3)))
+        if fields.get(1) == _CRC:
+            crc = _number(fields.get(2))
+        elif fields.get(1) == _METADATA:
+            data = _bytes(fields.get(3))
+            if _crc32c(data, crc) != _number(fields.get(2)):
+                raise WalError("the ids do not have the checksum that was written with them")
+            ids = _fields(data)
             return MemberIds(_number(ids.get(1)), _number(ids.get(2)))
     raise WalError("no metadata record")
 
@@ -113,3 +120,13 @@ def _number(value: int | bytes | None) -> int:
     if not isinstance(value, int):
         raise WalError("an id is missing")
     return value
+
+
+def _crc32c(data: bytes, crc: int) -> int:
+    """CRC-32C that goes on from `crc`, bit by bit: it is asked for a few bytes, once a start."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF

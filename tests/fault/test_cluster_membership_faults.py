@@ -240,6 +240,32 @@ def test_a_changed_host_name_is_refused_with_the_way_back(hosts: list[ClusterHos
     host.start()
 
 
+def test_a_host_of_another_cluster_gives_no_place_and_is_written_nothing(hosts: list[ClusterHost]) -> None:
+    first, second = hosts[3], hosts[4]
+    cli_json(first, "create_cluster", "--name", "pair")
+    cli_json(second, "add_node", "-n", first.api)
+    wait_until(lambda: '"peers": []' not in second.member_file.read_text(), "it knows the other host", 30.0)
+    try:
+        first.running.stop()
+        forget(first)
+        first.start()
+        cli_json(first, "create_cluster", "--name", "other")
+        shutil.rmtree(second.data_dir)
+        assert "it is in cluster other" in wait_reason(second, "it has no place to give")
+        assert second.member_file.exists(), "it is still of its own cluster"
+        assert [host["host"] for host in document(first)["hosts"]] == [first.name]
+    finally:
+        for host in (first, second):
+            host.running.stop()
+            forget(host)
+
+
+def forget(host: ClusterHost) -> None:
+    """The host was never in a cluster."""
+    host.member_file.unlink(missing_ok=True)
+    shutil.rmtree(host.data_dir, ignore_errors=True)
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_under_etcd_costs_no_data_and_is_told(hosts: list[ClusterHost]) -> None:

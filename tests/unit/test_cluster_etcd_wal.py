@@ -17,13 +17,39 @@ def frame(record: bytes) -> bytes:
     return head.to_bytes(8, "little") + record + b"\0" * padding
 
 
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
 CRC = frame(bytes([0x08, 4, 0x10, 0, 0x1A, 0]))
 IDS = bytes([0x08, 0x96, 0x01, 0x10, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01])
-METADATA = frame(bytes([0x08, 1, 0x10, 0x85, 0x02, 0x1A, len(IDS)]) + IDS)
+IDS_CRC = 0xED54541E  # of IDS, by ISA-L
+METADATA = frame(bytes([0x08, 1, 0x10]) + varint(IDS_CRC) + bytes([0x1A, len(IDS)]) + IDS)
 
 
 def test_ids_come_out_of_the_metadata_record() -> None:
     assert parse_ids(CRC + METADATA + b"\xee" * 50) == MemberIds(150, 2**64 - 1)
+
+
+def test_no_torn_head_gives_other_ids() -> None:
+    whole = CRC + METADATA
+    zeros = bytes(len(whole))
+    for length in range(len(whole)):
+        for torn in (whole[:length], whole[:length] + zeros[length:]):
+            try:
+                assert parse_ids(torn) == MemberIds(150, 2**64 - 1)
+            except WalError:
+                continue
+
+
+def test_a_later_file_of_the_log_goes_on_from_the_checksum_before() -> None:
+    assert parse_ids(frame(bytes([0x08, 4, 0x10, 0])) + METADATA) == MemberIds(150, 2**64 - 1)
+    with pytest.raises(WalError, match="checksum"):
+        parse_ids(frame(bytes([0x08, 4, 0x10, 7])) + METADATA)
 
 
 @given(st.binary(max_size=200))
