@@ -1,0 +1,168 @@
+"""deploy/install-awide-cluster.sh into a directory of its own: twice, dry, changed, witness, and taken off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.procs import ROOT
+
+SCRIPT = ROOT / "deploy" / "install-awide-cluster.sh"
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+CONFIG = "etc/adp/awide-cluster"
+# The virtual environment of the tests: it has all programs.
+VENV = Path(sys.prefix)
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments: str | Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    command = [str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def install(root: Path, *arguments: str, script: Path = SCRIPT) -> list[str]:
+    """Install below `root`; the script's lines."""
+    done = run("--root", root, "--venv", VENV, "--insecure-loopback", *arguments, script=script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def files(root: Path) -> set[str]:
+    """All files and links below `root`."""
+    return {
+        str((Path(folder) / name).relative_to(root)) for folder, _, names in os.walk(root) for name in names
+    }
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def test_a_dry_run_tells_all_and_changes_nothing(root: Path) -> None:
+    lines = install(root, "--dry-run")
+    assert not root.exists()
+    told = {line.split()[2] for line in lines if line.startswith("would ")}
+    install(root)
+    assert {f"/{name}" for name in files(root)} <= told
+
+
+def test_what_is_installed_works_and_a_second_run_does_nothing(root: Path) -> None:
+    install(root, "--host", "storage-1")
+    before = {name: (root / name).lstat().st_mtime_ns for name in files(root)}
+    checked = subprocess.run(
+        [root / "usr/local/bin/awide-cluster", "--config-dir", root / CONFIG, "--validate-config"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.stdout == "awide-cluster: the settings of host storage-1 are valid\n", checked.stderr
+    assert (root / CONFIG / "awide-cluster.env").stat().st_mode & 0o777 == 0o640
+    assert "clustercli" in (root / "usr/share/bash-completion/completions/clustercli").read_text()
+
+    assert install(root, "--host", "storage-1")[-1] == "nothing to do: the installation is complete"
+    assert {name: (root / name).lstat().st_mtime_ns for name in files(root)} == before
+
+
+def test_settings_are_the_operators_and_units_are_ours(root: Path) -> None:
+    install(root)
+    settings, unit = root / CONFIG / "awide-cluster.env", root / "etc/systemd/system/awide-cluster.service"
+    settings.write_text("AWC_HOST=mine\n")
+    unit.write_text("[Service]\n")
+    lines = install(root)
+    assert settings.read_text() == "AWC_HOST=mine\n"
+    assert "update /etc/systemd/system/awide-cluster.service" in lines
+    assert "kept /etc/adp/awide-cluster/awide-cluster.env" in lines
+    assert "User=awide" in unit.read_text()
+
+
+def test_a_witness_and_an_address_beyond_loopback(root: Path) -> None:
+    done = run("--root", root, "--venv", VENV, "--witness", "--address", "192.0.2.12")
+    assert done.returncode == 0, done.stderr
+    settings = (root / CONFIG / "awide-cluster.env").read_text().splitlines()
+    assert {"AWC_WITNESS=1", "AWC_ADDRESS=192.0.2.12"} <= set(settings)
+    assert not any(line.startswith("AWC_SECURITY") for line in settings)
+    assert "AWC_EXPORTER_FLAGS=--insecure" in (root / CONFIG / "exporters.env").read_text()
+
+
+def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> None:
+    install(root)
+    (root / "var/lib/etcd/member").mkdir()
+    (root / "var/lib/etcd/member/db").write_text("data")
+    stranger = root / "usr/local/bin/other"
+    stranger.write_text("")
+    assert run("uninstall", "--root", root, "--dry-run").returncode == 0
+    done = run("uninstall", "--root", root)
+    assert done.returncode == 0, done.stderr
+    left = files(root)
+    assert {f"{CONFIG}/awide-cluster.env", "var/lib/etcd/member/db", "usr/local/bin/other"} <= left
+    assert not any("systemd" in name or name.startswith("usr/share") for name in left)
+
+    assert run("uninstall", "--root", root, "--purge").returncode == 0
+    assert files(root) == {"usr/local/bin/other"}
+    assert run("uninstall", "--root", root).stdout == "nothing to do: it is not installed\n"
+
+
+def test_a_program_of_someone_else_is_not_replaced(root: Path) -> None:
+    other = root / "usr/local/bin/clustercli"
+    other.parent.mkdir(parents=True)
+    other.write_text("theirs")
+    done = run("--root", root, "--venv", VENV, "--insecure-loopback")
+    assert done.returncode == 1
+    assert "move it away first" in done.stderr
+    assert other.read_text() == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--frobnicate"], 2, "is not an option"),
+        (["--root"], 2, "needs a value"),
+        (["--root", "relative"], 2, "not an absolute path"),
+        (["--root", "/tmp/x"], 2, "--venv too"),
+        (["--root", "/tmp/x", "--venv", "/nowhere"], 1, "has no program awide-cluster"),
+        (["--address", "storage-1"], 2, "not a literal"),
+        (["--address", "192.0.2.1", "--insecure-loopback"], 2, "loopback addresses only"),
+        (["--host", "a/b"], 2, "not a host name"),
+        (["--purge"], 2, "uninstall only"),
+        (["--venv", "/v", "--from", "/f"], 2, "one of them"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: list[str], code: int, words: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_well_formed_and_hardened(unit: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    # Only that the programs are not installed on this machine may be said.
+    others = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+    assert others == []
+    threshold = "70" if unit.stem == "akv-dataplane@" else "25"  # it pins, maps hugepages and uses devices
+    hardened = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", f"--threshold={threshold}", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert hardened.returncode == 0, hardened.stdout.splitlines()[-1:]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_the_script_is_clean() -> None:
+    done = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
