@@ -12,6 +12,7 @@ from controlplane.cluster.evidence import Evidence, HostEndpoints
 from controlplane.cluster.health_plan import CardKey, HealthInput, HealthPlan, counts, plan_health
 from controlplane.cluster.metric_source import MetricSource
 from controlplane.cluster.packet_loss import LossLimits
+from controlplane.cluster.topics import Topic, Topics
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Leadership
@@ -35,12 +36,12 @@ class HealthRound:
         self._events = events
         self._wall_clock = wall_clock
         self._state: Mapping[CardKey, DampedHealth] = {}
-        self._said: dict[tuple[str, str], str] = {}
+        self._topics = Topics()
 
     def begin_term(self) -> None:
         """Forget what an earlier term saw; the records say what was written since."""
         self._state = {}
-        self._said = {}
+        self._topics = Topics()
 
     async def run(
         self, client: EtcdClient, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool
@@ -72,16 +73,15 @@ class HealthRound:
             if state.flapping
         }
         if evidence.problem:
-            topics["metrics not read", ""] = evidence.problem
+            topics["metrics not read", "Prometheus"] = evidence.problem
         else:
             topics |= _witness_topics(evidence, witnesses)
-        for (event, subject), reason in topics.items():
-            if self._said.get((event, subject)) != reason:
-                log.warning(event, subject=subject, reason=reason)
-                self._events.note("alarm", subject, f"{event}: {reason}")
-        for event, subject in self._said.keys() - topics.keys():
+        news = self._topics.update(topics, blind=bool(evidence.problem))
+        for (event, subject), reason in news.begun.items():
+            log.warning(event, subject=subject, reason=reason)
+            self._events.note("alarm", subject, f"{event}: {reason}")
+        for event, subject in news.over:
             log.info(f"{event}: over", subject=subject)
-        self._said = topics
 
     async def _write(self, client: EtcdClient, leadership: Leadership, plan: HealthPlan) -> None:
         for record in plan.put:
@@ -99,7 +99,7 @@ class HealthRound:
             await delete_health(client, host, device, leadership)
 
 
-def _witness_topics(evidence: Evidence, witnesses: Iterable[str]) -> dict[tuple[str, str], str]:
+def _witness_topics(evidence: Evidence, witnesses: Iterable[str]) -> dict[Topic, str]:
     asked = ((host, evidence.samples.get(host)) for host in witnesses)
     return {
         ("witness not seen", host): sample.error
@@ -134,4 +134,5 @@ def sentence(plan: HealthPlan, evidence: Evidence) -> str:
         f"{record.xdp_serial} is {record.health_xdp.name.lower()} ({record.reason})" for record in plan.put
     ]
     text += f", changed: {', '.join(changes)}" if changes else ", none changed"
+    text += "".join(f", {serial}: {note}" for serial, note in sorted(plan.notes.items()))
     return text + (f", {evidence.problem}" if evidence.problem else "")
