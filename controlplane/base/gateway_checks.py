@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controlplane.base.addresses import AddressError, canonical_address, is_loopback, parse_host_port
+from controlplane.base.credentials import CredentialsError
 from controlplane.base.gateway_config import ConfigError, GatewayConfig
 from controlplane.base.namespace_secrets import load_namespace_secrets
+from controlplane.base.pki import Role
 
 Check = Callable[[GatewayConfig], list[str]]
 
@@ -38,24 +40,58 @@ def check_backend(config: GatewayConfig) -> list[str]:
 
 
 def check_security(config: GatewayConfig) -> list[str]:
-    """Nothing unprotected without being asked for by name."""
-    problems = []
-    if config.cluster_hostname and config.cluster_security is None:
-        problems.append(
-            "cluster_security: is missing, and this build has no TLS to the cluster; set cluster_security: "
-            "insecure-loopback, which refuses hosts that are not loopback addresses"
-        )
+    """Nothing is served to other hosts without a secret."""
+    loopback = config.bind_address.startswith("127.") or config.bind_address == "::1"
+    if loopback or config.namespace_secrets is not None:
+        return []
+    return [
+        f"bind_address: {config.bind_address!r} lets every host use the cache; set namespace_secrets, or "
+        "bind_address: 127.0.0.1"
+    ]
+
+
+def check_cluster(config: GatewayConfig) -> list[str]:
+    """How the control process proves who it is to the cluster. The dataplane needs none of it."""
+    if not config.cluster_hostname:
+        return []
+    return _credential_problems(config) if config.cluster_security == "mtls" else _insecure_problems(config)
+
+
+def _credential_problems(config: GatewayConfig) -> list[str]:
+    """The three files are named, can be used, and are a gateway's."""
+    keys = ("cluster_ca", "cluster_cert", "cluster_key")
+    missing = [key for key in keys if getattr(config, key) is None]
+    if missing:
+        return [
+            f"{missing[0]}: is missing, and the cluster takes no call without a certificate; set "
+            f"{', '.join(keys)} to the files of `clustercli pki issue --role gateway`, or, for a cluster on "
+            "loopback addresses, cluster_security: insecure-loopback"
+        ]
+    files = config.cluster_credentials()
+    assert files is not None, "all three are named"
+    try:
+        identity = files.load().identity
+    except CredentialsError as error:
+        return [f"cluster_cert: {error}"]
+    if identity.role is not Role.GATEWAY:
+        return [
+            f"cluster_cert: {config.cluster_cert!r} is the certificate of {identity}; a gateway may do "
+            "less: issue one by `clustercli pki issue --role gateway`"
+        ]
+    return []
+
+
+def _insecure_problems(config: GatewayConfig) -> list[str]:
     beyond = [host.host for host in config.cluster_hosts() if not _may_be_loopback(host.host)]
-    if config.cluster_security is not None and beyond:
+    problems = [
+        f"{key}: {getattr(config, key)!r} beside cluster_security: insecure-loopback is of no use; remove one"
+        for key in ("cluster_ca", "cluster_cert", "cluster_key")
+        if getattr(config, key) is not None
+    ]
+    if beyond:
         problems.append(
             f"cluster_hostname: {beyond[0]} is not a loopback address, which cluster_security: "
-            f"{config.cluster_security} asks for; name hosts of 127.0.0.0/8 or ::1"
-        )
-    loopback = config.bind_address.startswith("127.") or config.bind_address == "::1"
-    if not loopback and config.namespace_secrets is None:
-        problems.append(
-            f"bind_address: {config.bind_address!r} lets every host use the cache; set namespace_secrets, or "
-            "bind_address: 127.0.0.1"
+            "insecure-loopback asks for; name hosts of 127.0.0.0/8 or ::1, or use certificates"
         )
     return problems
 
@@ -162,7 +198,12 @@ def check_secrets_file(config: GatewayConfig) -> list[str]:
     return []
 
 
-CONTROL_CHECKS: tuple[Check, ...] = (check_backend, check_security, check_directories)
+CONTROL_CHECKS: tuple[Check, ...] = (
+    check_backend,
+    check_security,
+    check_cluster,
+    check_directories,
+)
 DATAPLANE_CHECKS: tuple[Check, ...] = (
     check_backend,
     check_security,
@@ -173,7 +214,7 @@ DATAPLANE_CHECKS: tuple[Check, ...] = (
 )
 
 
-ALL_CHECKS: tuple[Check, ...] = (*DATAPLANE_CHECKS, check_metrics)
+ALL_CHECKS: tuple[Check, ...] = (*DATAPLANE_CHECKS, check_cluster, check_metrics)
 
 
 def check_machine(config: GatewayConfig, checks: tuple[Check, ...] = ALL_CHECKS) -> list[str]:

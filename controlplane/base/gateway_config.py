@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from controlplane.base.addresses import HostPort, canonical_address, parse_host_port
 from controlplane.base.config_errors import ConfigError, explain
 from controlplane.base.cpu_list import parse_cpu_list
+from controlplane.base.credentials import CredentialFiles
 from controlplane.base.strict_yaml import YamlError, load_mapping
 
 __all__ = ["ConfigError", "GatewayConfig", "StorageDevice", "load_gateway_config"]
@@ -28,9 +29,6 @@ _NQN = re.compile(r"nqn\.[!-~]{1,219}")
 _MISPLACED = {
     "affinity_blocks": "it is a setting of the client: set it in the connector's configuration",
     "namespace": "it is a setting of the client: set it in the connector's configuration",
-    "cluster_ca": "this version speaks to the cluster without TLS only: set cluster_security",
-    "cluster_cert": "this version speaks to the cluster without TLS only: set cluster_security",
-    "cluster_key": "this version speaks to the cluster without TLS only: set cluster_security",
 }
 
 
@@ -161,7 +159,10 @@ class GatewayConfig(_Strict):
     cluster_poll_ms: Annotated[int, Field(ge=50, le=60_000)] = 1000
     cluster_sick_polls: _Polls = 3
     cluster_absent_polls: _Polls = 3
-    cluster_security: Literal["insecure-loopback"] | None = None
+    cluster_security: Literal["mtls", "insecure-loopback"] = "mtls"
+    cluster_ca: _Path | None = None
+    cluster_cert: _Path | None = None
+    cluster_key: _Path | None = None
     accept_cluster_uuid: Annotated[str, AfterValidator(_cluster_uuid)] | None = None
     shared_storage: bool = True
     start_clean: Annotated[int, BeforeValidator(_flag), Field(ge=0, le=1)] = 0
@@ -186,6 +187,14 @@ class GatewayConfig(_Strict):
         """The cluster hosts with their API port, in the order of asking; empty without a cluster."""
         entries = self.cluster_hostname.split(",") if self.cluster_hostname else []
         return tuple(parse_host_port(entry.strip(), self.cluster_api_port) for entry in entries)
+
+    def cluster_credentials(self) -> CredentialFiles | None:
+        """The files to show to the cluster; None with insecure-loopback, and where a key is missing."""
+        if self.cluster_security != "mtls" or not (
+            self.cluster_ca and self.cluster_cert and self.cluster_key
+        ):
+            return None
+        return CredentialFiles(Path(self.cluster_ca), Path(self.cluster_cert), Path(self.cluster_key))
 
     def cores(self) -> tuple[int, ...]:
         """The cores of `core_list`: one a worker, the last for Python; empty when nothing is pinned."""

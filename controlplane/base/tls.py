@@ -43,6 +43,30 @@ def channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
     )
 
 
+class NewestCredentials:
+    """What a client shows and trusts, from files that may be replaced while it runs.
+
+    Called for each new connection. While the files can't be used those read before are, and at first some
+    with which no host of a cluster can be reached: a client does not end because a file is late.
+    """
+
+    def __init__(self, files: CredentialFiles) -> None:
+        self._files = files
+        self._last = grpc.ssl_channel_credentials()
+        self._said = ""
+
+    def __call__(self) -> grpc.ChannelCredentials:
+        """The newest that can be used."""
+        try:
+            self._last = channel_credentials(self._files.load())
+            self._said = ""
+        except CredentialsError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("credentials not read", reason=self._said)
+        return self._last
+
+
 def server_credentials(files: CredentialFiles) -> grpc.ServerCredentials:
     """A server's, which wants a certificate of the same CA from every client. Raises CredentialsError.
 

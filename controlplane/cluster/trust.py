@@ -21,7 +21,7 @@ from controlplane.base.credentials import (
     write_file,
 )
 from controlplane.base.logging import get_logger
-from controlplane.base.tls import TLS_OPTIONS, channel_credentials
+from controlplane.base.tls import TLS_OPTIONS, NewestCredentials, channel_credentials
 from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.settings import MTLS, ClusterSettings
 from controlplane.store.endpoints import CredentialsSource
@@ -52,7 +52,7 @@ class Trust:
         self._address = settings.address
         self._ca_key = settings.pki_dir / CA_KEY_FILE
         self._now = now
-        self._last: grpc.ChannelCredentials | None = None
+        self._newest = NewestCredentials(self.files)
 
     @property
     def ready(self) -> bool:
@@ -87,15 +87,7 @@ class Trust:
 
     def etcd_credentials(self) -> CredentialsSource | None:
         """What etcd's client uses for each new connection, or None without TLS."""
-        return self._etcd_channel_credentials if self.secure else None
-
-    def _etcd_channel_credentials(self) -> grpc.ChannelCredentials:
-        """The newest that can be read; while a file can't be, those before, and at first nobody's."""
-        try:
-            self._last = channel_credentials(self.load())
-        except ClusterError as error:
-            log.warning("credentials not read", reason=str(error))
-        return self._last or grpc.ssl_channel_credentials()
+        return self._newest if self.secure else None
 
     def etcd_flags(self) -> dict[str, str]:
         """etcd's flags for TLS; its peers are hosts only, whatever else the CA has signed."""

@@ -16,6 +16,7 @@ from controlplane.base.addresses import parse_host_port
 from controlplane.base.backoff import Backoff
 from controlplane.base.gateway_config import GatewayConfig
 from controlplane.base.logging import get_logger
+from controlplane.base.tls import NewestCredentials
 from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
 from controlplane.gateway.members import MemberSource
 from controlplane.gateway.pusher import PlanPusher
@@ -93,7 +94,10 @@ class ControlProcess:
         config = self.config
         log.info("Using cluster mode", hosts=[str(host) for host in config.cluster_hosts()])
         seconds = config.cluster_etcd_timeout_ms / 1000
-        reader = ClusterReader(MemberSource(config.cluster_hosts(), seconds), self._view, seconds, self._wake)
+        files = config.cluster_credentials()
+        credentials = NewestCredentials(files) if files is not None else None
+        source = MemberSource(config.cluster_hosts(), seconds, credentials)
+        reader = ClusterReader(source, self._view, seconds, self._wake)
         stack.push_async_callback(reader.close)
         return [self._poll(reader), reader.keep_members(config.cluster_poll_ms / 1000)]
 

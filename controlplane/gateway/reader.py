@@ -81,7 +81,9 @@ class ClusterReader:
         """The session; where there is none, with members that are asked for now."""
         if self._session is None:
             self._members = await self._find()
-            self._session = EtcdSession(self._members.endpoints, self._seconds, self._wake)
+            self._session = EtcdSession(
+                self._members.endpoints, self._seconds, self._wake, self._source.credentials
+            )
         return self._session
 
     async def _find(self) -> Members:

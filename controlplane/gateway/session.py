@@ -10,6 +10,7 @@ from controlplane.base.logging import get_logger
 from controlplane.model.cards import ClusterSnapshot
 from controlplane.store import schema
 from controlplane.store.client import EtcdClient
+from controlplane.store.endpoints import CredentialsSource
 from controlplane.store.errors import StoreError
 from controlplane.store.snapshot import read_snapshot
 from controlplane.store.watch import Watch
@@ -24,8 +25,14 @@ class EtcdSession:
     fails costs at most one poll interval.
     """
 
-    def __init__(self, endpoints: Sequence[str], seconds: float, wake: asyncio.Event) -> None:
-        self._client = EtcdClient(endpoints, call_seconds=seconds)
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        seconds: float,
+        wake: asyncio.Event,
+        credentials: CredentialsSource | None = None,
+    ) -> None:
+        self._client = EtcdClient(endpoints, call_seconds=seconds, credentials=credentials)
         self._seconds = seconds
         self._wake = wake
         self._watch: asyncio.Task[None] | None = None

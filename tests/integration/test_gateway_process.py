@@ -221,7 +221,7 @@ def test_an_unreadable_record_is_shown_and_takes_no_card_away(
 
 
 def test_a_fixed_list_of_cards_needs_no_cluster(tmp_path: Path) -> None:
-    pod = Pod(tmp_path / "pod", [], cluster_security=None)
+    pod = Pod(tmp_path / "pod", [], cluster_security="mtls")
     dataplane = RecordingDataplane(pod.socket)
     try:
         devices = [

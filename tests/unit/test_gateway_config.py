@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.cpu_list import parse_cpu_list
-from controlplane.base.gateway_checks import check_machine
+from controlplane.base.gateway_checks import CONTROL_CHECKS, DATAPLANE_CHECKS, check_machine
 from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
 from controlplane.base.namespace_secrets import load_namespace_secrets
+from controlplane.base.pki import Role
 from tests.support.addresses import LoopbackNet
+from tests.support.pki import TestAuthority
 
 MANUAL = """\
 # gateway.yaml: cluster mode
@@ -130,10 +132,7 @@ LINES = [
         "affinity_blocks: 63 under an unknown key; it is a setting of the client: set it in the connector's "
         "configuration",
     ),
-    (
-        {"cluster_cert": "/x"},
-        "cluster_cert: '/x' under an unknown key; this version speaks to the cluster without TLS only",
-    ),
+    ({"cluster_cert": "x"}, "cluster_cert: 'x' is not an absolute path; begin it with /"),
     ({"core_list": "100-103"}, "core_list: '100-103' has 4 cores, but thread_pool_size 4 needs 5"),
     ({"core_list": "1,1,2,3,4"}, "core_list: '1,1,2,3,4' has core 1 twice; name each core once"),
     ({"core_list": "4-0"}, "core_list: '4-0' has the range 4-0 backwards; write 0-4"),
@@ -162,7 +161,10 @@ LINES = [
         {"client_socket": "/run/akv/dataplane.sock"},
         "client_socket: '/run/akv/dataplane.sock' is dataplane_socket too; choose another path",
     ),
-    ({"cluster_security": "none"}, "cluster_security: 'none' is not allowed; write 'insecure-loopback'"),
+    (
+        {"cluster_security": "none"},
+        "cluster_security: 'none' is not allowed; write 'mtls' or 'insecure-loopback'",
+    ),
     ({"accept_cluster_uuid": "x"}, "accept_cluster_uuid: 'x' is not a cluster's uuid; copy it from"),
     ({"metrics": "9000"}, "metrics: '9000' can't be used: "),
     ({"metrics": "localhost:9000"}, "metrics: 'localhost:9000' can't be used: "),
@@ -327,7 +329,12 @@ MACHINE = [
         {"storage_backend": "kv-spdk"},
         "set storage_backend: kv-nvme, or build where pkg-config finds spdk_nvme",
     ),
-    ({"cluster_security": None}, "cluster_security: is missing, and this build has no TLS"),
+    ({"cluster_security": "mtls"}, "cluster_ca: is missing, and the cluster takes no call without a"),
+    (
+        {"cluster_security": "mtls", "cluster_ca": "/none", "cluster_cert": "/none", "cluster_key": "/none"},
+        "cluster_cert: /none can't be read: No such file or directory",
+    ),
+    ({"cluster_key": "/x"}, "cluster_key: '/x' beside cluster_security: insecure-loopback is of no use"),
     (
         {"cluster_hostname": "127.0.0.1,192.0.2.1:5000"},
         "cluster_hostname: 192.0.2.1 is not a loopback address",
@@ -420,3 +427,29 @@ def test_the_manual_lists_every_key_with_its_default() -> None:
     for key, field in GatewayConfig.model_fields.items():
         default = "" if field.default is None else str(field.default)
         assert rows[key].strip("`") == (default.lower() if isinstance(field.default, bool) else default)
+
+
+def credentials(authority: TestAuthority, role: Role) -> dict[str, str]:
+    files = authority.issue(role, "pod-1")
+    return {
+        "cluster_security": "mtls",
+        "cluster_ca": str(files.ca),
+        "cluster_cert": str(files.certificate),
+        "cluster_key": str(files.key),
+    }
+
+
+def test_a_gateway_shows_the_certificate_of_a_gateway(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    """One that may do more is refused, and with certificates the cluster's hosts may be anywhere."""
+    authority = TestAuthority(tmp_path / "pki")
+    places = {"bind_address": loopback_net.host(1), "cluster_hostname": "192.0.2.1"}
+    right = usable(tmp_path, **places, **credentials(authority, Role.GATEWAY))
+    assert check_machine(right) == []
+    wrong = usable(tmp_path, **places, **credentials(authority, Role.ADMIN))
+    assert "is the certificate of admin pod-1; a gateway may do less" in "\n".join(check_machine(wrong))
+
+
+def test_the_dataplane_needs_no_certificate(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    config = usable(tmp_path, bind_address=loopback_net.host(1), cluster_security="mtls")
+    assert check_machine(config, DATAPLANE_CHECKS) == []
+    assert check_machine(config, CONTROL_CHECKS) != []
