@@ -1,0 +1,87 @@
+"""The limit: bare TCP over loopback, one sender and one receiver, a copy into and out of the kernel each."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+from bench.peers.clients.base import Cache
+
+_HEAD = struct.Struct("<BQ")
+_PUT, _GET = 1, 2
+_SECONDS = 60.0
+
+
+def receive(sock: socket.socket, into: memoryview) -> None:
+    """Fill `into` from the socket. Raises OSError when the other side ended."""
+    done = 0
+    while done < len(into):
+        count = sock.recv_into(into[done:])
+        if count == 0:
+            raise OSError("the other side of the loopback closed the connection")
+        done += count
+
+
+class Loopback(Cache):
+    """Sends and receives as many bytes as a batch has; stores nothing."""
+
+    def __init__(self, memory: mmap.mmap, host: str, port: str) -> None:
+        super().__init__(memory)
+        self._view = memoryview(memory)
+        self._socket = socket.create_connection((host, int(port)), timeout=_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def put(self, keys: Sequence[str], offsets: Sequence[int], size: int) -> None:
+        self._socket.sendall(_HEAD.pack(_PUT, size * len(offsets)))
+        for offset in offsets:
+            self._socket.sendall(self._view[offset : offset + size])
+        receive(self._socket, memoryview(bytearray(1)))
+
+    def get(self, keys: Sequence[str], offsets: Sequence[int], size: int) -> None:
+        self._socket.sendall(_HEAD.pack(_GET, size * len(offsets)))
+        for offset in offsets:
+            receive(self._socket, self._view[offset : offset + size])
+
+    def exists(self, keys: Sequence[str]) -> int:
+        return len(keys)
+
+    def clear(self, keys: Sequence[str]) -> None:
+        """Nothing is stored."""
+
+    def close(self) -> None:
+        self._socket.close()
+        self._view.release()
+
+
+def serve(server: socket.socket, memory: memoryview) -> None:
+    """Serve one client until it goes."""
+    client, _ = server.accept()
+    with client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = bytearray(_HEAD.size)
+        while client.recv_into(head, 1, socket.MSG_PEEK):
+            receive(client, memoryview(head))
+            kind, size = _HEAD.unpack(head)
+            if kind == _GET:
+                client.sendall(memory[:size])
+                continue
+            receive(client, memory[:size])
+            client.sendall(b"\0")
+
+
+def main() -> None:
+    """The other side; prints its port."""
+    host, size = sys.argv[1:]
+    memory = mmap.mmap(-1, int(size))
+    memory[:] = b"\1" * len(memory)
+    with socket.create_server((host, 0)) as server:
+        print(f"ready {server.getsockname()[1]}", flush=True)
+        while True:
+            serve(server, memoryview(memory))
+
+
+if __name__ == "__main__":
+    main()
