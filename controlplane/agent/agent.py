@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from akv.v1 import agent_pb2
 
@@ -28,6 +27,7 @@ from controlplane.agent.shards.orders import NodeMeans
 from controlplane.agent.shards.shard import Shard
 from controlplane.agent.shards.supervisor import Supervisor
 from controlplane.agent.starts import Starts
+from controlplane.agent.tasks import until_first
 from controlplane.agent.weights.cache import WeightCache
 from controlplane.base.logging import get_logger
 
@@ -87,7 +87,7 @@ class Agent:
         await self._supervisor.adopt()
         self._inventory.add_lasting(self._supervisor.problems)
         try:
-            await self._until_stopped(self._sampler.run(), self._provisioner.run(), self._connect())
+            await until_first(self._sampler.run(), self._provisioner.run(), self._connect(), self.stop.wait())
         finally:
             await self._commands.close()
             await self._starts.close()
@@ -128,18 +128,6 @@ class Agent:
     async def _connect(self) -> None:
         await self._sampler.first(FIRST_LOOK_SECONDS)
         await self._link.run()
-
-    async def _until_stopped(self, *work: Coroutine[Any, Any, None]) -> None:
-        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self.stop.wait(), name="stop")}
-        tasks |= {asyncio.create_task(part) for part in work}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _whole_register(self) -> agent_pb2.Register:
         register = agent_pb2.Register()

@@ -11,6 +11,7 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.link.hosts import Hosts
 from controlplane.agent.link.session import CHANNEL_OPTIONS, Numbers, Sent, Session, SessionError
+from controlplane.agent.tasks import until_first
 from controlplane.base.addresses import HostPort
 from controlplane.base.backoff import Backoff
 from controlplane.base.credentials import CredentialFiles, CredentialsError
@@ -96,19 +97,12 @@ class Link:
                 self._backoff.reset()
                 self._session = session
                 self._node.opened(ack)
-                await self._attend(session, ack.heartbeat_seconds or self._heartbeat)
+                seconds = ack.heartbeat_seconds or self._heartbeat
+                await until_first(self._beat(session, seconds), session.run(self._node.handle))
             finally:
                 self._session = None
                 session.cancel()
                 self._node.closed()
-
-    async def _attend(self, session: Session, heartbeat: float) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._beat(session, heartbeat), name="agent-heartbeat")
-                group.create_task(session.run(self._node.handle), name="agent-stream")
-        except* SessionError as errors:
-            raise _first(errors) from None
 
     async def _beat(self, session: Session, heartbeat: float) -> None:
         """A heartbeat each interval, without drift; one that is late does not hurry the next."""
@@ -132,12 +126,3 @@ class Link:
             self._said = reason
             say: Callable[..., None] = log.error if refused else log.warning
             say("No stream to the leader", host=str(host), reason=reason)
-
-
-def _first(errors: BaseExceptionGroup[SessionError]) -> SessionError:
-    """One error of a group, however deep it lies."""
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, SessionError)
-    return found

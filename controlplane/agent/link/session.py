@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 from akv.v1 import agent_pb2, agent_pb2_grpc
 
+from controlplane.agent.tasks import until_first
+
 QUEUED = 512
 ACK_SECONDS = 15.0
 WRITE_SECONDS = 30.0
@@ -89,15 +91,15 @@ class Session:
 
     async def run(self, handle: Callable[[agent_pb2.LeaderMessage], None]) -> None:
         """Send and receive until the stream ends. Raises SessionError, always."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_all(), name="agent-stream-write")
-            group.create_task(self._give_up_when_full(), name="agent-stream-full")
-            while True:
-                handle(await self._read())
+        await until_first(self._write_all(), self._read_all(handle), self._give_up_when_full())
 
     def cancel(self) -> None:
         """End the stream."""
         self._call.cancel()
+
+    async def _read_all(self, handle: Callable[[agent_pb2.LeaderMessage], None]) -> None:
+        while True:
+            handle(await self._read())
 
     async def _write_all(self) -> None:
         while True:
