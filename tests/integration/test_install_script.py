@@ -1,4 +1,4 @@
-"""deploy/install-awide-cluster.sh into a directory of its own: twice, dry, changed, witness, and taken off."""
+"""deploy/install-awide-cluster.sh into a directory: twice, dry, changed, for a witness, and taken off."""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""clustercli doctor: a host that is ready, and what keeps others from joining."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.addresses import LoopbackNet
+from tests.support.cluster_hosts import ClusterHost, card, cli_json, cluster_hosts, clustercli
+from tests.support.softcard import Card
+
+pytestmark = pytest.mark.slow
+
+
+def report(host: ClusterHost, *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit code, and the checks by name."""
+    outcome = clustercli("--host", host.api, "--output", "json", "doctor", *arguments)
+    assert outcome.stdout, outcome.stderr
+    document: dict[str, Any] = json.loads(outcome.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert document["failed"] == sum(check["result"] == "failed" for check in checks.values())
+    assert all(check["remedy"] for check in checks.values() if check["result"] in {"failed", "warning"})
+    return outcome.returncode, checks
+
+
+def listing(real: Card, serial: str) -> dict[str, Any]:
+    address = {"transport": "tcp", "traddr": real.address[0], "trsvcid": str(real.address[1])}
+    return card(1) | {"serial": serial, "nqn": real.nqn, "addresses": [address]}
+
+
+def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    with (
+        Card(tmp_path / "cards", loopback_net.host(11), serial="L0P1") as real,
+        cluster_hosts(tmp_path / "hosts", loopback_net, 2) as (first, second),
+    ):
+        first.set_cards()
+        cli_json(first, "create_cluster", "--name", "kv-cache")
+        second.set_cards(listing(real, "L0P1"))
+        second.start_exporter()
+
+        code, checks = report(second, "-n", first.api)
+        assert code == 0, checks
+        for name in ("port-2379", "port-2380", "exporter", "etcd-binary", "card-cli", "serial-xdp1"):
+            assert checks[name]["result"] == "ok", checks[name]
+        for name in ("cluster", "identity", "from-host-1", "clock-host-1"):
+            assert checks[name]["result"] == "ok", checks[name]
+        assert checks["names-host-1"]["result"] == "warning", "nobody resolves the names of this test"
+        assert checks["disk-latency"]["result"] in {"ok", "warning", "failed"}
+        assert f"{second.address}:2380" in checks["from-host-1"]["text"]
+
+        second.set_cards(listing(real, "HW-1"))
+        with socket.create_server((second.address, 2380)):
+            code, checks = report(second)
+        assert code == 1
+        assert checks["port-2380"]["result"] == "failed"
+        assert checks["serial-xdp1"]["result"] == "failed"
+        assert "AWC_XDP_SERIALS=xdp1:L0P1" in checks["serial-xdp1"]["remedy"]
+        assert checks["cluster"]["result"] == "skipped"
+
+        second.set_cli("exit 3")
+        code, checks = report(second, "-n", f"{loopback_net.host(9)}:5000")
+        assert code == 1
+        assert checks["card-cli"]["result"] == checks["cluster"]["result"] == "failed"
+
+
+def test_a_member_and_a_card_that_another_host_has(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    with cluster_hosts(tmp_path, loopback_net, 2) as (first, second):
+        cli_json(first, "create_cluster", "--name", "kv-cache")
+        code, checks = report(first)
+        assert checks["etcd-ports"]["result"] == "skipped"
+        assert checks["exporter"]["result"] == "warning"
+        second.set_cards(card(1) | {"id": "xdp7", "nqn": "nqn.2026-01.test:other"})
+        code, checks = report(second, "-n", first.api)
+        assert code == 1
+        assert "share a serial or an NQN" in checks["duplicate-xdp7"]["text"]
+        shown = clustercli("--host", second.api, "doctor", "-n", first.api)
+        assert shown.returncode == 1
+        for word in ("duplicate-xdp7", "what to do", "not ready"):
+            assert word in shown.stdout
