@@ -160,6 +160,26 @@ def test_the_cards_own_host_and_pings_to_itself_do_not_count() -> None:
     assert Term().cycle(UP, own) is Health.HEALTHY
 
 
+def test_hosts_that_are_split_into_halves_make_no_card_sick() -> None:
+    halves = ({"a", "b"}, {"c", "d"})
+    numbers = {name: f"192.0.2.{number}" for number, name in enumerate("abcd", start=1)}
+    half = {name: members for members in halves for name in members}
+    loss = tuple(
+        PathLoss(one, other, numbers[other], 0.0 if other in half[one] else 100.0)
+        for one in numbers
+        for other in numbers
+        if one != other
+    )
+    cards = tuple(
+        CardRecord(name, "xdp0", f"S-{name}", "nqn.x", "", (CardPath("tcp", address, "4420"),))
+        for name, address in numbers.items()
+    )
+    samples = {name: HostSample({f"S-{name}": 1.0}) for name in numbers}
+    plan = plan_health(HealthInput(cards, (), Evidence(samples, loss), 1, pinging=frozenset(numbers)), {})
+    assert {record.health_xdp for record in plan.put} == {Health.HEALTHY}
+    assert len(plan.notes) == 4
+
+
 def test_a_lost_card_is_not_healthy_again_because_nobody_looks_any_more() -> None:
     term = Term()
     lost = seen(lost_by=("storage-2", "storage-3"))
