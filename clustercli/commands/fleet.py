@@ -1,0 +1,156 @@
+"""Nodes of the fleet: nodes, node, logs, drain, provision."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Annotated, Any
+
+import typer
+from akv.v1 import agent_pb2, fleet_pb2
+from akv.v1.fleet_pb2_grpc import FleetServiceStub
+
+from clustercli import progress, render_fleet
+from clustercli.plain import plain
+from clustercli.session import (
+    CHANGE_SECONDS,
+    READ_SECONDS,
+    Output,
+    Session,
+    Watch,
+    WatchEvery,
+    WatchFlag,
+    session_of,
+)
+
+FOLLOW_SECONDS = 1.0
+LOGS_SECONDS = 30.0
+Name = Annotated[str, typer.Argument(help="Name of the node.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
+WaitSeconds = Annotated[float, typer.Option("--for", min=1, help="Seconds to wait at most.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("nodes")(nodes)
+    app.command("node")(node)
+    app.command("logs")(logs)
+    app.command("drain")(drain)
+    app.command("provision")(provision)
+
+
+def nodes(context: typer.Context, watch: WatchFlag = False, every: WatchEvery = 2.0) -> None:
+    """Show every node of the fleet."""
+    session = session_of(context)
+
+    def ask() -> dict[str, Any]:
+        request = fleet_pb2.ListNodesRequest()
+        return plain(
+            session.call("nodes", lambda stub: stub.ListNodes, request, READ_SECONDS, FleetServiceStub)
+        )
+
+    session.present(ask, render_fleet.nodes_table, Watch(watch, every))
+
+
+def node(context: typer.Context, name: Name, watch: WatchFlag = False, every: WatchEvery = 2.0) -> None:
+    """Show all that is known of one node."""
+    session = session_of(context)
+
+    def ask() -> dict[str, Any]:
+        request = fleet_pb2.GetNodeRequest(node_id=name)
+        return plain(session.call("node", lambda stub: stub.GetNode, request, READ_SECONDS, FleetServiceStub))
+
+    session.present(ask, render_fleet.node_table, Watch(watch, every))
+
+
+def logs(
+    context: typer.Context,
+    name: Name,
+    source: Annotated[str, typer.Argument(help="`agent`, or a shard's id.")] = "agent",
+    lines: Annotated[int, typer.Option("--lines", min=1, max=5000, help="The newest lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what is written.")] = False,
+) -> None:
+    """Show one of a node's logs, asked of its agent."""
+    session = session_of(context)
+    document = _logs(session, fleet_pb2.GetLogsRequest(node_id=name, source=source, lines=lines))
+    _print_lines(session, document)
+    with contextlib.suppress(KeyboardInterrupt):
+        while follow:
+            time.sleep(FOLLOW_SECONDS)
+            request = fleet_pb2.GetLogsRequest(
+                node_id=name, source=source, lines=5000, cursor=document["cursor"]
+            )
+            document = _logs(session, request)
+            _print_lines(session, document)
+
+
+def _logs(session: Session, request: fleet_pb2.GetLogsRequest) -> dict[str, Any]:
+    return plain(session.call("logs", lambda stub: stub.GetLogs, request, LOGS_SECONDS, FleetServiceStub))
+
+
+def _print_lines(session: Session, document: dict[str, Any]) -> None:
+    if session.output is Output.JSON:
+        session.show(document, str)
+        return
+    for line in document["lines"]:
+        typer.echo(line)
+
+
+def drain(
+    context: typer.Context,
+    name: Name,
+    undo: Annotated[bool, typer.Option("--undo", help="Give the node back to placement.")] = False,
+    wait: Wait = True,
+    seconds: WaitSeconds = 1800.0,
+) -> None:
+    """Place nothing more on a node, and drain what runs there; its replicas go elsewhere."""
+    session = session_of(context)
+    request = fleet_pb2.DrainNodeRequest(node_id=name, undo=undo)
+    answer = session.call("drain", lambda stub: stub.DrainNode, request, CHANGE_SECONDS, FleetServiceStub)
+    if wait and not undo:
+        progress.follow(
+            lambda: _shards_on(session, name), lambda d: not d["shards"], f"drain of {name}", seconds
+        )
+    document = {"node_id": name, "draining": not undo, "shard_ids": list(answer.shard_ids)}
+    session.show(document, lambda d: _drained(d, wait=wait))
+
+
+def _shards_on(session: Session, name: str) -> dict[str, Any]:
+    document = progress.list_shards(session, "")
+    there = [shard for shard in document["shards"] if shard["node_id"] == name]
+    return {**document, "shards": there, "unplaced": []}
+
+
+def _drained(document: dict[str, Any], *, wait: bool) -> str:
+    name, shards = document["node_id"], ", ".join(document["shard_ids"])
+    if not document["draining"]:
+        return f"Node {name} takes shards again"
+    state = "is empty" if wait or not shards else f"is being emptied of {shards}"
+    return f"Node {name} takes no shards and {state}"
+
+
+def provision(
+    context: typer.Context,
+    engines: Annotated[
+        list[str] | None, typer.Argument(help="ENGINE=VERSION, or ENGINE=VERSION/VARIANT; none = show.")
+    ] = None,
+    nothing: Annotated[bool, typer.Option("--nothing", help="Want no engine on any node.")] = False,
+) -> None:
+    """Set what every node should have installed, or show how far each node is."""
+    session = session_of(context)
+    wanted = [_engine(text) for text in engines or ()]
+    if nothing and wanted:
+        raise typer.BadParameter("--nothing names no engines: leave them out, or the option")
+    request = fleet_pb2.SetEnginesRequest(engines=wanted, show=not wanted and not nothing)
+    answer = session.call(
+        "provision", lambda stub: stub.SetEngines, request, CHANGE_SECONDS, FleetServiceStub
+    )
+    session.show(plain(answer), render_fleet.provision_table)
+
+
+def _engine(text: str) -> agent_pb2.EngineWant:
+    name, equals, rest = text.partition("=")
+    version, _, variant = rest.partition("/")
+    if not name or not equals or not version:
+        raise typer.BadParameter(f"{text!r} is not ENGINE=VERSION, as in vllm=0.11.0")
+    return agent_pb2.EngineWant(engine=name, version=version, variant=variant)
