@@ -44,7 +44,8 @@ tsan: setup ## C++ tests under ThreadSanitizer
 
 tidy: ## clang-tidy over the C++ sources
 	@tools/setup check
-	@cmake -S . -B build/tidy -G Ninja -Wno-dev --log-level=WARNING -DAKV_PYTHON=OFF -DAKV_TESTS=ON >/dev/null
+	@cmake -S . -B build/tidy -G Ninja -Wno-dev --log-level=WARNING -DAKV_PYTHON=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DAKV_TESTS=ON >/dev/null
 	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/dataplane/core/.*'
 
 check: test tsan tidy ## What must be green before a change is done

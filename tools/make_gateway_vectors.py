@@ -155,7 +155,7 @@ def welcome(arena: int, session: int) -> bytes:
         32,
         (32 << 20) + (256 << 10),
         32 << 20,
-        0,
+        16_384,
         session,
     )
     return frame(HELLO | REPLY, body + bytes(32), request=1)

@@ -26,11 +26,13 @@ NONCE_BYTES = 32
 _HELLO = struct.Struct("<HHIQ32s32sH")
 _WELCOME = struct.Struct("<HHIQIIIIIIQ32s")
 _ZERO_MAC = bytes(32)
+# What gateways took that did not tell it yet.
+_ENTRIES_UNTOLD = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the gateway granted. Sizes in bytes."""
+    """What the gateway granted. Sizes in bytes; `max_entries` of all outstanding requests together."""
 
     version: int
     features: int
@@ -40,6 +42,7 @@ class Welcome:
     credits: int
     max_frame: int
     max_value: int
+    max_entries: int
     session_id: int
 
 
@@ -119,9 +122,8 @@ class Handshake:
         if len(body) != _WELCOME.size:
             raise ProtocolError(f"HELLO reply has {len(body)} bytes, not {_WELCOME.size}")
         fields = _WELCOME.unpack(body)
-        version, _, features, arena, align, max_batch, credit, max_frame, max_value, _, session_id, mac = (
-            fields
-        )
+        version, _, features, arena, align, max_batch, credit, max_frame, max_value, entries = fields[:10]
+        session_id, mac = fields[10:]
         self._check_mac(mac)
         welcome = Welcome(
             version=version,
@@ -132,6 +134,7 @@ class Handshake:
             credits=credit,
             max_frame=max_frame,
             max_value=max_value,
+            max_entries=entries or _ENTRIES_UNTOLD,
             session_id=session_id,
         )
         self._check_limits(welcome)
@@ -160,6 +163,8 @@ class Handshake:
             raise ProtocolError(f"block_align {align} is no power of two")
         if min(welcome.max_batch, welcome.credits, welcome.max_value) < 1:
             raise ProtocolError("max_batch, credits or max_value of the HELLO reply is 0")
+        if welcome.max_entries < welcome.max_batch:
+            raise ProtocolError(f"max_entries {welcome.max_entries} is below max_batch {welcome.max_batch}")
         smallest = TRANSFER_ENTRY.size * welcome.max_batch
         if not smallest <= welcome.max_frame <= MAX_FRAME_CAP:
             raise ProtocolError(

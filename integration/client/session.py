@@ -16,8 +16,6 @@ from integration.client.operations import Operation, Request, SessionView, Stats
 from integration.client.wire import ERROR_OPCODE, REPLY, Frame, FrameStatus, Header, encode_frame
 
 MAX_WAITING_CALLS = 1024
-# Entries that the gateway lets a session have outstanding (docs/protocol.md, "Header").
-MAX_OUTSTANDING_ENTRIES = 16_384
 
 
 class Call:
@@ -175,7 +173,7 @@ class Session:
                 self._waiting.popleft()
                 call.end_requests()
                 self._settle(call)
-            elif self._entries and self._entries + following[1].entries > MAX_OUTSTANDING_ENTRIES:
+            elif self._entries and self._entries + following[1].entries > self.view.welcome.max_entries:
                 return
             else:
                 self._transmit(call, *following)

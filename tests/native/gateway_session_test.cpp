@@ -243,7 +243,9 @@ TEST(GatewaySession, EntriesOfASessionAreBounded) {
   Bench bench(limits);
   bench.queue().hold = true;
   TestClient client(bench);
-  ASSERT_TRUE(client.hello(0));
+  const auto welcome = client.hello(0);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->number<std::uint32_t>(36), 5000U) << "the limit is not told";
   client.send(frame(Opcode::exists, Bytes(32 * 4096), 4096, 1));
   EXPECT_EQ(client.call(frame(Opcode::exists, Bytes(32 * 1000), 1000, 2))->status(), FrameStatus::busy);
 }

@@ -43,6 +43,7 @@ class Limits:
     max_frame: int = 16 << 20
     max_value: int = 4 << 20
     max_arena: int = 1 << 30
+    max_entries: int = 16_384
 
 
 @dataclass
@@ -159,7 +160,8 @@ class Session:
         if arena:
             self._make_arena(arena)
         fields = (1, 0, int(bool(arena)), arena, ALIGN, limits.max_batch, limits.credits, limits.max_frame)
-        reply = struct.pack("<HHIQIIIIIIQ32s", *fields, limits.max_value, 0, id(self), welcome_mac)
+        most = (limits.max_value, limits.max_entries)
+        reply = struct.pack("<HHIQIIIIIIQ32s", *fields, *most, id(self), welcome_mac)
         return OK, reply
 
     def _make_arena(self, size: int) -> None:

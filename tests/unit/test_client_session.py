@@ -151,6 +151,22 @@ def test_batches_are_split_to_what_the_gateway_grants(path: Path) -> None:
         assert client.stats()["leased_bytes"] == 0
 
 
+def test_no_more_entries_are_outstanding_than_the_gateway_grants(path: Path) -> None:
+    limits = Limits(max_batch=3, credits=32, max_entries=6)
+    with ReferenceGateway(path, limits=limits) as gateway, connect(socket=str(path)) as client:
+        gateway.faults.withheld = {EXISTS}
+        answers: list[list[bool]] = []
+        asking = threading.Thread(target=lambda: answers.append(client.exists(KEYS, 1, timeout=30)))
+        asking.start()
+        wait_until(lambda: gateway.batches(EXISTS) == [3, 3], "two frames are sent")
+        assert client.stats() is not None  # answered behind them: no third frame came before it
+        assert gateway.batches(EXISTS) == [3, 3]
+        gateway.faults.let_go.set()
+        asking.join(30)
+        assert answers == [[False] * 8]
+        assert gateway.batches(EXISTS) == [3, 3, 2]
+
+
 def test_alloc_is_all_or_nothing_over_several_frames(path: Path) -> None:
     limits = Limits(max_batch=2, max_arena=5 * 4096)
     with ReferenceGateway(path, limits=limits), connect(socket=str(path)) as client:

@@ -65,7 +65,7 @@ def _welcome(**changes: int | bytes) -> memoryview:
         "credits": 16,
         "frame": 1 << 20,
         "value": 1 << 20,
-        "reserved2": 0,
+        "entries": 5000,
         "session": 5,
         "mac": bytes(32),
     }
@@ -87,6 +87,13 @@ def test_the_welcome_is_read() -> None:
     welcome = Handshake(ClientConfig(socket="/x"), b"n" * 32).receive(_reply(), _welcome())
     assert welcome is not None
     assert (welcome.max_batch, welcome.credits, welcome.session_id) == (4096, 16, 5)
+    assert welcome.max_entries == 5000
+
+
+def test_a_gateway_that_tells_no_limit_of_entries_takes_what_it_always_took() -> None:
+    welcome = Handshake(ClientConfig(socket="/x"), b"n" * 32).receive(_reply(), _welcome(entries=0))
+    assert welcome is not None
+    assert welcome.max_entries == 16_384
 
 
 def test_both_sides_prove_the_secret() -> None:
@@ -126,6 +133,7 @@ def test_refusals_say_why() -> None:
         {"batch": 0},
         {"credits": 0},
         {"value": 0},
+        {"entries": 4095},
         {"frame": 100},
         {"frame": (1 << 30) + 1},
         {"arena": 0},

@@ -93,6 +93,7 @@ void Session::welcome(const Frame& frame, const wire::Hello& hello, const HelloO
                         .credits = limits().credits,
                         .max_frame = limits().max_frame,
                         .max_value = limits().max_value,
+                        .max_entries = limits().max_session_entries,
                         .session_id = id_,
                         .server_mac = outcome.server_mac},
                        body.first<wire::kWelcomeBytes>());

@@ -90,6 +90,7 @@ void encode_welcome(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> 
   store_le(to.data() + 24, welcome.credits);
   store_le(to.data() + 28, welcome.max_frame);
   store_le(to.data() + 32, welcome.max_value);
+  store_le(to.data() + 36, welcome.max_entries);
   store_le(to.data() + 40, welcome.session_id);
   std::ranges::copy(welcome.server_mac, to.data() + 48);
 }

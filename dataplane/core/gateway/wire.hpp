@@ -111,6 +111,7 @@ struct Welcome {
   std::uint32_t credits{0};
   std::uint32_t max_frame{0};
   std::uint32_t max_value{0};
+  std::uint32_t max_entries{0};  // of outstanding requests together
   std::uint64_t session_id{0};
   Mac server_mac{};
 };

@@ -5,6 +5,9 @@
 // their stores, so replaying segments by number and records by place gives the last state. Each record names
 // its segment's number and the record before it, so leftovers of an earlier use of the space are told apart;
 // and header checksums are salted with a number that no client knows, so no value can pass for a record.
+//
+// A pair that is replaced or removed is marked so in its own record: whatever becomes of the newer record,
+// the old one does not come back.
 #pragma once
 
 #include <array>
@@ -20,9 +23,11 @@ namespace akv::softcard {
 inline constexpr std::uint64_t kSuperblockBytes = 4096;
 inline constexpr std::uint64_t kRecordAlign = 64;
 inline constexpr std::uint64_t kFileMagic = 0x3144524143564B41;  // "AKVCARD1"
-inline constexpr std::uint32_t kFileVersion = 1;
+inline constexpr std::uint32_t kFileVersion = 2;
 inline constexpr std::uint32_t kSegmentMagic = 0x47455341;  // "ASEG"
 inline constexpr std::uint32_t kRecordMagic = 0x43455241;   // "AREC"
+// Exclusive-or'ed with a header's checksum in place: the pair was replaced or removed.
+inline constexpr std::uint32_t kOutdatedMark = 0x44414544;  // "DEAD"
 
 struct Superblock {
   std::uint64_t magic{kFileMagic};
@@ -42,7 +47,9 @@ struct SegmentHeader {
   std::uint32_t magic{kSegmentMagic};
   std::uint32_t reserved{0};
   std::uint64_t sequence{0};
-  std::uint8_t padding[44]{};
+  std::uint64_t previous_sequence{0};  // of the segment that was written before this one
+  std::uint64_t previous_used{0};      // and where its records end
+  std::uint8_t padding[28]{};
   std::uint32_t crc{0};  // salted, of the bytes before it
 };
 static_assert(sizeof(SegmentHeader) == kRecordAlign && offsetof(SegmentHeader, crc) == 60);
@@ -60,7 +67,7 @@ struct RecordHeader {
   std::array<std::byte, nvme::kKvKeyMaxBytes> key{};
   std::uint32_t previous{0};  // crc of the header before this one in the segment
   std::uint8_t padding[16]{};
-  std::uint32_t crc{0};  // salted, of the bytes before it
+  std::uint32_t crc{0};  // salted, of the bytes before it; marked once outdated
 };
 static_assert(sizeof(RecordHeader) == kRecordAlign && offsetof(RecordHeader, crc) == 60);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <random>
 #include <stdexcept>
 #include <utility>
 
@@ -10,14 +11,10 @@
 namespace akv::softcard {
 namespace {
 
+constexpr std::size_t kScanBytes = std::size_t{64} << 10U;
+
 nvme::KvKey key_of(const RecordHeader& record) {
   return {.bytes = record.key, .length = record.key_length};
-}
-
-SegmentHeader segment_header(std::uint64_t sequence) {
-  SegmentHeader header;
-  header.sequence = sequence;
-  return header;
 }
 
 bool plausible(const RecordHeader& record, const Superblock& layout, std::uint64_t sequence,
@@ -25,8 +22,7 @@ bool plausible(const RecordHeader& record, const Superblock& layout, std::uint64
   return record.magic == kRecordMagic && record.sequence == sequence && record.key_length >= 1 &&
          record.key_length <= nvme::kKvKeyMaxBytes && record.value_bytes <= layout.max_value_bytes &&
          offset + record_bytes(record.value_bytes) <= layout.segment_bytes &&
-         (record.kind == RecordKind::value || record.kind == RecordKind::removed) &&
-         record.crc == header_crc(record, layout.salt);
+         (record.kind == RecordKind::value || record.kind == RecordKind::removed);
 }
 
 }  // namespace
@@ -40,7 +36,30 @@ std::uint32_t FileStore::max_value_bytes() const noexcept {
 }
 
 void FileStore::recover() {
-  std::vector<std::pair<std::uint64_t, std::uint32_t>> found;
+  const auto found = find_segments();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto& [header, index] = found[i];
+    segments_[index].sequence = last_sequence_ = header.sequence;
+    segments_[index].last_crc = header.crc;
+    in_use_.push_back(index);
+    const bool newest = i + 1 == found.size();
+    const bool end_known = !newest && found[i + 1].header.previous_sequence == header.sequence;
+    const std::uint64_t whole = file_.superblock().segment_bytes;
+    replay(index, end_known ? std::min(found[i + 1].header.previous_used, whole) : whole, newest);
+  }
+  // Segments whose headers rotted had numbers that nobody knows any more, and none may be used twice.
+  last_sequence_ += segments_.size() + std::random_device{}();
+  if (in_use_.empty() && !begin_segment(0)) throw std::runtime_error("the card's file can't be written");
+  while (free_.empty()) {
+    if (!release_oldest()) throw std::runtime_error("the card's file can't be written");
+  }
+  log_event(gaps_ == 0 ? Level::info : Level::warning, "store_recovered",
+            {{"keys", pairs_.size()}, {"bytes", bytes_}, {"segments", in_use_.size()}, {"gaps", gaps_}});
+}
+
+// The segments in use, oldest first; the others are free.
+std::vector<FileStore::Recovered> FileStore::find_segments() {
+  std::vector<Recovered> found;
   for (std::uint32_t index = 0; index < segments_.size(); ++index) {
     std::array<std::byte, sizeof(SegmentHeader)> raw{};
     if (!file_.read(file_.segment_offset(index), raw))
@@ -49,61 +68,105 @@ void FileStore::recover() {
     const bool valid = header.magic == kSegmentMagic && header.sequence != 0 &&
                        header.crc == header_crc(header, file_.superblock().salt);
     if (valid) {
-      found.emplace_back(header.sequence, index);
+      found.push_back({header, index});
     } else {
       free_.push_back(index);
     }
   }
-  std::sort(found.begin(), found.end());
-  for (const auto& [sequence, index] : found) {
-    segments_[index].sequence = last_sequence_ = sequence;
-    segments_[index].last_crc = header_crc(segment_header(sequence), file_.superblock().salt);
-    in_use_.push_back(index);
-    // Only the last segment was being written when the process ended; others are verified when read.
-    replay(index, index == found.back().second);
-  }
-  if (in_use_.empty() && !begin_segment(0)) throw std::runtime_error("the card's file can't be written");
-  while (free_.empty()) {
-    if (!release_oldest()) throw std::runtime_error("the card's file can't be written");
-  }
-  log_event(Level::info, "store_recovered",
-            {{"keys", pairs_.size()}, {"bytes", bytes_}, {"segments", in_use_.size()}});
+  std::ranges::sort(found, {}, [](const Recovered& segment) { return segment.header.sequence; });
+  return found;
 }
 
-void FileStore::replay(std::uint32_t segment, bool verify_values) {
+// Takes up the records before `end`. Ones that can't be read are stepped over: their pairs are lost, and
+// older versions of them were marked. Only the newest segment was being written when the process ended, so
+// its values are verified now; others are when they are read.
+void FileStore::replay(std::uint32_t segment, std::uint64_t end, bool newest) {
   std::uint64_t offset = sizeof(SegmentHeader);
-  while (const auto record = read_record(segment, offset)) {
-    if (record->previous != segments_[segment].last_crc) break;  // left from before an earlier recovery
-    if (verify_values && !value_verifies(*record, segment, offset)) break;  // torn: space to write over
-    apply(*record, segment, offset);
-    segments_[segment].last_crc = record->crc;
-    offset += record_bytes(record->value_bytes);
-  }
   segments_[segment].used = offset;
+  bool linked = true;  // the record before this one was read
+  while (offset < end) {
+    const auto found = read_record(segment, offset);
+    if (!found || (linked && found->record.previous != segments_[segment].last_crc)) {
+      const auto next = find_record(segment, offset + kRecordAlign, end);
+      if (!next) break;
+      offset = *next;
+      linked = false;
+      continue;
+    }
+    const RecordHeader& record = found->record;
+    const bool torn = newest && !value_verifies(record, segment, offset);
+    if (!torn && !found->outdated) apply(record, segment, offset);
+    offset += record_bytes(record.value_bytes);
+    if (!torn) {
+      if (!linked) ++gaps_;
+      segments_[segment].last_crc = record.crc;
+      segments_[segment].used = offset;
+    }  // else, when nothing follows, it is space to write over
+    linked = !torn;
+  }
 }
 
-std::optional<RecordHeader> FileStore::read_record(std::uint32_t segment, std::uint64_t offset) const {
+std::optional<FileStore::Found> FileStore::decode(std::span<const std::byte, sizeof(RecordHeader)> raw,
+                                                  std::uint32_t segment, std::uint64_t offset) const {
+  Found found{.record = nvme::read_wire<RecordHeader>(raw)};
+  if (!plausible(found.record, file_.superblock(), segments_[segment].sequence, offset)) return std::nullopt;
+  const std::uint32_t crc = header_crc(found.record, file_.superblock().salt);
+  found.outdated = found.record.crc == (crc ^ kOutdatedMark);
+  if (found.record.crc != crc && !found.outdated) return std::nullopt;
+  found.record.crc = crc;
+  return found;
+}
+
+std::optional<FileStore::Found> FileStore::read_record(std::uint32_t segment, std::uint64_t offset) const {
   if (offset + sizeof(RecordHeader) > file_.superblock().segment_bytes) return std::nullopt;
   std::array<std::byte, sizeof(RecordHeader)> raw{};
   if (!file_.read(file_.segment_offset(segment) + offset, raw)) return std::nullopt;
-  const auto record = nvme::read_wire<RecordHeader>(raw);
-  if (!plausible(record, file_.superblock(), segments_[segment].sequence, offset)) return std::nullopt;
-  return record;
+  return decode(raw, segment, offset);
+}
+
+// The first record at or behind `from` that begins before `end`.
+std::optional<std::uint64_t> FileStore::find_record(std::uint32_t segment, std::uint64_t from,
+                                                    std::uint64_t end) const {
+  std::vector<std::byte> part(kScanBytes);
+  while (from + sizeof(RecordHeader) <= end) {
+    const std::size_t size = std::min<std::uint64_t>(kScanBytes, (end - from) / kRecordAlign * kRecordAlign);
+    if (file_.read(file_.segment_offset(segment) + from, std::span(part).first(size))) {
+      for (std::size_t at = 0; at < size; at += kRecordAlign) {
+        const std::span<const std::byte, sizeof(RecordHeader)> raw(part.data() + at, sizeof(RecordHeader));
+        if (decode(raw, segment, from + at)) return from + at;
+      }
+    }
+    from += size;
+  }
+  return std::nullopt;
 }
 
 void FileStore::apply(const RecordHeader& record, std::uint32_t segment, std::uint64_t offset) {
   const auto key = key_of(record);
-  if (const auto old = pairs_.find(key); old != pairs_.end()) forget(old);
+  if (const auto old = pairs_.find(key); old != pairs_.end()) {
+    mark_outdated(old->second);
+    forget(old);
+  }
   if (record.kind == RecordKind::removed) return;
-  pairs_.emplace(key, Place{.segment = segment, .offset = offset, .value_bytes = record.value_bytes});
+  pairs_.emplace(
+      key, Place{.offset = offset, .segment = segment, .value_bytes = record.value_bytes, .crc = record.crc});
   segments_[segment].records.push_back({key, offset});
   bytes_ += record.value_bytes;
+}
+
+// After the newer record is written: should that be lost later, by rot or a power cut, the key is gone and
+// not old. Where the medium refuses, the newer record alone tells.
+void FileStore::mark_outdated(const Place& place) {
+  const std::uint32_t marked = place.crc ^ kOutdatedMark;
+  const auto at = file_.segment_offset(place.segment) + place.offset + offsetof(RecordHeader, crc);
+  if (file_.write(at, nvme::wire_bytes(marked))) return;
+  log_event(Level::error, "record_not_marked", {{"segment", place.segment}, {"offset", place.offset}});
 }
 
 bool FileStore::value_verifies(const RecordHeader& record, std::uint32_t segment,
                                std::uint64_t offset) const {
   Value value;
-  return read_value(key_of(record), {.segment = segment, .offset = offset, .value_bytes = record.value_bytes},
+  return read_value(key_of(record), {.offset = offset, .segment = segment, .value_bytes = record.value_bytes},
                     value);
 }
 
@@ -118,6 +181,7 @@ nvme::Status FileStore::get(const nvme::KvKey& key, Value& value) {
   if (!read_value(key, found->second, value)) {
     log_event(Level::error, "record_corrupt",
               {{"segment", found->second.segment}, {"offset", found->second.offset}});
+    mark_outdated(found->second);
     forget(found);
     ++corrupt_;
     return nvme::kKvUnrecoveredError;
@@ -174,7 +238,12 @@ bool FileStore::make_room(std::uint64_t bytes) {
 }
 
 bool FileStore::begin_segment(std::uint32_t index) {
-  auto header = segment_header(last_sequence_ + 1);
+  SegmentHeader header;
+  header.sequence = last_sequence_ + 1;
+  if (!in_use_.empty()) {
+    header.previous_sequence = segments_[in_use_.back()].sequence;
+    header.previous_used = segments_[in_use_.back()].used;
+  }
   seal(header, file_.superblock().salt);
   if (!file_.write(file_.segment_offset(index), nvme::wire_bytes(header))) return false;
   std::erase(free_, index);
@@ -221,12 +290,12 @@ bool FileStore::reinsert(const nvme::KvKey& key, const Place& place) {
 }
 
 bool FileStore::read_value(const nvme::KvKey& key, const Place& place, Value& value) const {
-  const auto record = read_record(place.segment, place.offset);
-  if (!record || key_of(*record) != key || record->value_bytes != place.value_bytes) return false;
+  const auto found = read_record(place.segment, place.offset);
+  if (!found || key_of(found->record) != key || found->record.value_bytes != place.value_bytes) return false;
   auto bytes = allocate_bytes(place.value_bytes);
   const std::span<std::byte> to(bytes.get(), place.value_bytes);
   const auto offset = file_.segment_offset(place.segment) + place.offset + sizeof(RecordHeader);
-  if (!file_.read(offset, to) || crc32c(to) != record->value_crc) return false;
+  if (!file_.read(offset, to) || crc32c(to) != found->record.value_crc) return false;
   value = {.bytes = std::move(bytes), .size = place.value_bytes};
   return true;
 }

@@ -28,9 +28,10 @@ class FileStore final : public Store {
 
  private:
   struct Place {
-    std::uint32_t segment{0};
     std::uint64_t offset{0};  // of the record, in the segment
+    std::uint32_t segment{0};
     std::uint32_t value_bytes{0};
+    std::uint32_t crc{0};  // of the record's header
     bool retrieved{false};
   };
   using Pairs = std::map<nvme::KvKey, Place>;
@@ -45,10 +46,26 @@ class FileStore final : public Store {
     std::vector<Written> records;
   };
 
+  // A record as it lies in the file.
+  struct Found {
+    RecordHeader record;  // with its checksum before it was marked
+    bool outdated{false};
+  };
+  struct Recovered {
+    SegmentHeader header;
+    std::uint32_t index{0};
+  };
+
   void recover();
-  void replay(std::uint32_t segment, bool verify_values);
-  [[nodiscard]] std::optional<RecordHeader> read_record(std::uint32_t segment, std::uint64_t offset) const;
+  [[nodiscard]] std::vector<Recovered> find_segments();
+  void replay(std::uint32_t segment, std::uint64_t end, bool newest);
+  [[nodiscard]] std::optional<Found> decode(std::span<const std::byte, sizeof(RecordHeader)> raw,
+                                            std::uint32_t segment, std::uint64_t offset) const;
+  [[nodiscard]] std::optional<Found> read_record(std::uint32_t segment, std::uint64_t offset) const;
+  [[nodiscard]] std::optional<std::uint64_t> find_record(std::uint32_t segment, std::uint64_t from,
+                                                         std::uint64_t end) const;
   void apply(const RecordHeader& record, std::uint32_t segment, std::uint64_t offset);
+  void mark_outdated(const Place& place);
   [[nodiscard]] bool value_verifies(const RecordHeader& record, std::uint32_t segment,
                                     std::uint64_t offset) const;
 
@@ -69,6 +86,7 @@ class FileStore final : public Store {
   std::uint64_t bytes_{0};
   std::uint64_t evictions_{0};
   std::uint64_t corrupt_{0};
+  std::uint64_t gaps_{0};  // unreadable stretches that recovery stepped over
 };
 
 }  // namespace akv::softcard
