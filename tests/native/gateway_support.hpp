@@ -126,7 +126,7 @@ class ScriptedQueue final : public card::IoQueue {
     std::size_t at = 0;
     for (const iovec& part : request.data) {
       const std::size_t count = std::min(part.iov_len, value.size() - at);
-      std::memcpy(part.iov_base, value.data() + at, count);
+      if (count != 0) std::memcpy(part.iov_base, value.data() + at, count);
       at += count;
     }
     return {.status = card::IoStatus::ok, .value_size = static_cast<std::uint32_t>(value.size())};

@@ -66,6 +66,18 @@ class GatewayTransfer : public testing::Test {
     const auto part = memory.subspan(offset, length);
     return {part.begin(), part.end()};
   }
+  // Sends one request for keys 0 to count - 1, all with one place.
+  void send_many(Opcode opcode, unsigned count, std::uint32_t length) {
+    Entries entries;
+    for (unsigned i = 0; i < count; ++i)
+      entries.add(key_of(i), 0, length);
+    client.send(frame(opcode, entries.body, count, 1));
+  }
+  // Cards answer what they hold, and from now on at once.
+  void let_go() {
+    queue().hold = false;
+    queue().answer_all();
+  }
   void wait_held(std::size_t count) {
     ASSERT_TRUE(bench.turn_until([&] { return queue().held.size() == count; }));
   }
@@ -74,6 +86,47 @@ class GatewayTransfer : public testing::Test {
   Bench bench;
   TestClient client{bench};
   std::span<std::byte> memory;
+};
+
+// On a card that takes a page of payload as one value, with a block of several pages.
+class GatewayTransferSegments : public GatewayTransfer {
+ protected:
+  void SetUp() override {
+    GatewayTransfer::SetUp();
+    queue().max_value = 4096 + 64;
+    offset = alloc(20'000);
+    fill(offset, payload_of(20'000, 1));
+  }
+
+  static Bytes keys_of(const std::vector<unsigned>& numbers) {
+    Bytes keys;
+    for (const unsigned number : numbers)
+      append(keys, key_of(number));
+    return keys;
+  }
+  // Bit i: key i is there. At most eight.
+  unsigned present(const std::vector<unsigned>& numbers) {
+    const auto count = static_cast<std::uint32_t>(numbers.size());
+    return std::to_integer<unsigned>(
+        client.call(frame(Opcode::exists, keys_of(numbers), count, 1))->body.at(8));
+  }
+  std::uint32_t prefix(const std::vector<unsigned>& numbers) {
+    const auto count = static_cast<std::uint32_t>(numbers.size());
+    return client.call(frame(Opcode::exists, keys_of(numbers), count, 1, wire::kPrefixOnly))
+        ->number<std::uint32_t>(0);
+  }
+  std::optional<Reply> remove(const std::vector<unsigned>& numbers) {
+    return client.call(
+        frame(Opcode::remove, keys_of(numbers), static_cast<std::uint32_t>(numbers.size()), 1));
+  }
+  // Whether a card's value is a whole block.
+  static bool is_whole(const Bytes& value) {
+    kv::Envelope envelope;
+    const auto wrong = kv::decode(std::span<const std::byte>(value).first<kv::kEnvelopeBytes>(), envelope);
+    return wrong == kv::Mismatch::none && envelope.segment_count == 1;
+  }
+
+  std::uint64_t offset{0};
 };
 
 TEST_F(GatewayTransfer, SegmentedValuesComeBackWhole) {
@@ -107,9 +160,7 @@ TEST_F(GatewayTransfer, TheFirstSegmentIsStoredLast) {
 }
 
 // Any byte of any stored value: a miss with a reason, never a wrong block.
-TEST_F(GatewayTransfer, EveryDamagedByteIsAMiss) {
-  queue().max_value = 4096 + 64;
-  const auto offset = alloc(5000);
+TEST_F(GatewayTransferSegments, EveryDamagedByteIsAMiss) {
   fill(offset, payload_of(5000, 1));
   ASSERT_EQ(put(1, offset, 5000), EntryStatus::ok);
   std::uint64_t misses = 0;
@@ -147,9 +198,7 @@ TEST_F(GatewayTransfer, ShortenedExtendedAndExchangedValuesAreMisses) {
   EXPECT_EQ(bench.counter(Counter::miss_envelope_short), 2U);
 }
 
-TEST_F(GatewayTransfer, SegmentsOfTwoValuesNeverPassAsOne) {
-  queue().max_value = 4096 + 64;
-  const auto offset = alloc(8192);
+TEST_F(GatewayTransferSegments, SegmentsOfTwoValuesNeverPassAsOne) {
   fill(offset, payload_of(8192, 1));
   ASSERT_EQ(put(1, offset, 8192), EntryStatus::ok);
   const auto first = queue().values;
@@ -166,9 +215,7 @@ TEST_F(GatewayTransfer, SegmentsOfTwoValuesNeverPassAsOne) {
   EXPECT_EQ(get(1, offset, 8192), EntryStatus::ok);
 }
 
-TEST_F(GatewayTransfer, AMissingSegmentIsAMiss) {
-  queue().max_value = 4096 + 64;
-  const auto offset = alloc(20'000);
+TEST_F(GatewayTransferSegments, AMissingSegmentIsAMiss) {
   ASSERT_EQ(put(1, offset, 20'000), EntryStatus::ok);
   const auto all = queue().values;
   for (const auto& [key, value] : all) {
@@ -178,18 +225,86 @@ TEST_F(GatewayTransfer, AMissingSegmentIsAMiss) {
   }
 }
 
+TEST_F(GatewayTransferSegments, AValueIsThereOnlyWhenAllItsSegmentsAre) {
+  ASSERT_EQ(put(1, offset, 20'000), EntryStatus::ok);
+  ASSERT_EQ(put(2, offset, 4096), EntryStatus::ok);
+  EXPECT_EQ(present({1, 2, 3}), 0b011U);
+  const auto all = queue().values;
+  ASSERT_EQ(all.size(), 6U);
+  const auto single = std::ranges::find_if(all, [this](const auto& item) { return is_whole(item.second); });
+  for (const auto& [key, value] : all) {
+    queue().values.erase(key);
+    EXPECT_EQ(present({1, 2, 3}), key == single->first ? 0b001U : 0b010U);
+    EXPECT_EQ(prefix({2, 1, 3}), key == single->first ? 0U : 1U);
+    queue().values = all;
+  }
+  EXPECT_EQ(prefix({1, 2, 3}), 2U);
+}
+
+TEST_F(GatewayTransferSegments, WhereABlockCantBeInSegmentsOneExistCommandTells) {
+  ASSERT_EQ(put(2, offset, 4096), EntryStatus::ok);
+  EXPECT_EQ(present({2, 3}), 0b01U);
+  EXPECT_EQ(queue().submitted[card::IoOp::exist], 0) << "20,000 bytes were named";
+  queue().max_value = 20'000 + 64;
+  EXPECT_EQ(present({2, 3}), 0b01U);
+  EXPECT_EQ(queue().submitted[card::IoOp::exist], 2);
+}
+
+TEST_F(GatewayTransferSegments, WhatOneClientNamedCountsForItsNamespace) {
+  ASSERT_EQ(put(1, offset, 20'000), EntryStatus::ok);
+  TestClient other(bench);
+  ASSERT_TRUE(other.hello(0));
+  const auto all = queue().values;
+  for (const auto& [key, value] : all) {
+    queue().values.erase(key);
+    const auto reply = other.call(frame(Opcode::exists, key_of(1), 1, 1));
+    EXPECT_EQ(reply->body.at(8), std::byte{0});
+    queue().values = all;
+  }
+}
+
+TEST_F(GatewayTransferSegments, DeleteRemovesEverySegment) {
+  ASSERT_EQ(put(1, offset, 20'000), EntryStatus::ok);
+  ASSERT_EQ(put(2, offset, 4096), EntryStatus::ok);
+  const auto reply = remove({1, 2, 3});
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(reply->entry(i, 4), EntryStatus::ok);
+  EXPECT_TRUE(queue().values.empty());
+}
+
+TEST_F(GatewayTransferSegments, ADeleteThatFailedHalfwayCanBeRepeated) {
+  ASSERT_EQ(put(1, offset, 20'000), EntryStatus::ok);
+  queue().hold = true;
+  client.send(frame(Opcode::remove, key_of(1), 1, 1));
+  wait_held(1);
+  queue().answer(0);
+  wait_held(4);
+  queue().answer(2);
+  queue().fail(0, card::IoStatus::error);
+  EXPECT_EQ(client.reply()->entry(0, 4), EntryStatus::not_stored);
+  let_go();
+  bench.turn();
+  EXPECT_GE(queue().values.size(), 1U);
+  EXPECT_EQ(remove({1})->entry(0, 4), EntryStatus::ok);
+  EXPECT_TRUE(queue().values.empty());
+}
+
+TEST_F(GatewayTransferSegments, DeleteRemovesWhatIsNoValueOfOurs) {
+  ASSERT_EQ(put(2, offset, 4096), EntryStatus::ok);
+  queue().values.begin()->second.assign(200, std::byte{7});
+  EXPECT_EQ(present({2}), 0U) << "a GET is a miss";
+  EXPECT_EQ(remove({2})->entry(0, 4), EntryStatus::ok);
+  EXPECT_TRUE(queue().values.empty());
+}
+
 TEST_F(GatewayTransfer, CommandsInFlightAreBoundedByNumberAndBytes) {
   queue().hold = true;
-  Entries entries;
-  for (unsigned i = 0; i < 500; ++i)
-    entries.add(key_of(i), 0, 100);
   static_cast<void>(alloc(4096));
-  client.send(frame(Opcode::get, entries.body, 500, 1));
+  send_many(Opcode::get, 500, 100);
   wait_held(bench.shared.limits.card_commands);
   bench.turn(5);
   EXPECT_EQ(queue().held.size(), bench.shared.limits.card_commands);
-  queue().hold = false;
-  queue().answer_all();
+  let_go();
   EXPECT_EQ(client.reply()->header.count, 500U);
   EXPECT_EQ(queue().most_held, bench.shared.limits.card_commands);
 }
@@ -207,15 +322,11 @@ class GatewayTransferFewBytes : public GatewayTransfer {
 TEST_F(GatewayTransferFewBytes, BytesInFlightAreBounded) {
   queue().hold = true;
   static_cast<void>(alloc(8000));
-  Entries entries;
-  for (unsigned i = 0; i < 20; ++i)
-    entries.add(key_of(i), 0, 8000);
-  client.send(frame(Opcode::get, entries.body, 20, 1));
+  send_many(Opcode::get, 20, 8000);
   wait_held(2);
   bench.turn(5);
   EXPECT_EQ(queue().held.size(), 2U) << "the bound may be passed by one command";
-  queue().hold = false;
-  queue().answer_all();
+  let_go();
   EXPECT_TRUE(client.reply());
 }
 
@@ -223,13 +334,9 @@ TEST_F(GatewayTransfer, AFullCardQueueIsWaitedFor) {
   queue().depth = 3;
   queue().hold = true;
   static_cast<void>(alloc(4096));
-  Entries entries;
-  for (unsigned i = 0; i < 50; ++i)
-    entries.add(key_of(i), 0, 100);
-  client.send(frame(Opcode::put, entries.body, 50, 1));
+  send_many(Opcode::put, 50, 100);
   wait_held(3);
-  queue().hold = false;
-  queue().answer_all();
+  let_go();
   const auto reply = client.reply();
   ASSERT_TRUE(reply);
   for (std::size_t i = 0; i < 50; ++i)
@@ -296,6 +403,8 @@ TEST_F(GatewayTransfer, CardErrorsAreMissesAndLostPutsWithTheirReason) {
   EXPECT_EQ(client.reply()->entry(0, 4), EntryStatus::too_large);
   client.send(frame(Opcode::remove, key_of(1), 1, 1));
   wait_held(1);
+  queue().fail(0, card::IoStatus::error);  // the look at the envelope
+  wait_held(1);
   queue().fail(0, card::IoStatus::error);
   EXPECT_EQ(client.reply()->entry(0, 4), EntryStatus::not_stored);
 }
@@ -304,10 +413,7 @@ TEST_F(GatewayTransfer, WhenTheCardLeavesEverythingThatWaitsIsAnswered) {
   queue().hold = true;
   queue().depth = 2;
   static_cast<void>(alloc(4096));
-  Entries entries;
-  for (unsigned i = 0; i < 100; ++i)
-    entries.add(key_of(i), 0, 100);
-  client.send(frame(Opcode::get, entries.body, 100, 1));
+  send_many(Opcode::get, 100, 100);
   wait_held(2);
   queue().is_ready = false;
   queue().fail(0, card::IoStatus::disconnected);
@@ -346,9 +452,7 @@ TEST_F(GatewayTransfer, ABlockOfALateCommandIsInQuarantineUntilTheCardLetsGo) {
   EXPECT_EQ(put(2, offset, 4096), EntryStatus::ok);
 }
 
-TEST_F(GatewayTransfer, AFailedSegmentIsNotToldBeforeTheOthersHaveArrived) {
-  queue().max_value = 4096 + 64;
-  const auto offset = alloc(12'000);
+TEST_F(GatewayTransferSegments, AFailedSegmentIsNotToldBeforeTheOthersHaveArrived) {
   ASSERT_EQ(put(1, offset, 12'000), EntryStatus::ok);
   queue().hold = true;
   client.send(request(Opcode::get, 1, offset, 12'000, 2));
@@ -410,10 +514,7 @@ TEST_F(GatewayTransfer, WhatADeadClientWaitedForIsNotAskedOfTheCard) {
   queue().depth = 2;
   queue().hold = true;
   static_cast<void>(alloc(4096));
-  Entries entries;
-  for (unsigned i = 0; i < 100; ++i)
-    entries.add(key_of(i), 0, 100);
-  client.send(frame(Opcode::put, entries.body, 100, 1));
+  send_many(Opcode::put, 100, 100);
   wait_held(2);
   client.hang_up();
   ASSERT_TRUE(bench.turn_until([&] { return bench.shared.sessions.load() == 0; }));
@@ -490,8 +591,7 @@ TEST_F(GatewayTransfer, RandomTrafficWithRandomFaultsKeepsEveryAccount) {
       ++answered;
     }
   }
-  queue().hold = false;
-  queue().answer_all();
+  let_go();
   while (!queue().late.empty())
     queue().release_late();
   for (; answered < sent; ++answered)

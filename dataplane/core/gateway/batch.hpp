@@ -21,17 +21,20 @@ class Session;
 
 enum class BatchOp : std::uint8_t { put, get, exists, exists_prefix, remove };
 
-// What the keys of one session are derived with.
+// What the keys of one session are derived with, and what is known of the values under them.
 struct Keyspace {
   kv::KeyDeriver keys;
   std::uint32_t namespace_id;
+  std::uint32_t max_value;                                    // bytes of the longest block a client may store
+  std::shared_ptr<const std::atomic<std::uint32_t>> longest;  // bytes of the longest that clients here named
 };
 
 // A value in segments on its way. Written last to first and read first to last: where segment 0 is, all were.
+// Removed last to first too, so that a DELETE that failed halfway can be repeated.
 struct SegmentedValue {
   kv::Split split;
   std::uint16_t next{1};            // the next further segment to ask the card for
-  std::uint16_t done{0};            // further segments that are stored or have arrived
+  std::uint16_t done{0};            // further segments that are stored, there or gone, or have arrived
   kv::Envelope first{};             // GET: of segment 0
   std::vector<std::uint32_t> crcs;  // by segment: of the value up to the segment's end
 };

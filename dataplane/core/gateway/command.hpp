@@ -42,6 +42,11 @@ class Command final : public card::IoRequest {
     vectors_ = {iovec{envelope.data(), envelope.size()}, iovec{payload, length}};
     data = vectors_;
   }
+  // To look at a value's envelope alone.
+  void set_envelope() noexcept {
+    vectors_[0] = {envelope.data(), envelope.size()};
+    data = std::span(vectors_).first(1);
+  }
   void completed(const card::IoResult& result) noexcept override { owner_.completed(*this, result); }
   void released() noexcept override { owner_.released(*this); }
 

@@ -6,12 +6,6 @@
 namespace akv::gateway {
 namespace {
 
-kv::Expected expected(const Command& command, std::uint32_t value_size) {
-  return {.key = command.target().key,
-          .namespace_id = command.batch->keyspace->namespace_id,
-          .value_size = value_size};
-}
-
 // All segments are there: only their CRCs, taken in order, tell whether they belong together.
 void finish_segments(Command& command, Outcomes& outcomes) {
   const Entry& entry = command.target();
@@ -41,7 +35,7 @@ void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcome
   const Entry& entry = command.target();
   kv::Envelope envelope;
   auto wrong = kv::decode(command.envelope, envelope);
-  if (wrong == kv::Mismatch::none) wrong = kv::verify_first(envelope, expected(command, value_size));
+  if (wrong == kv::Mismatch::none) wrong = kv::verify_first(envelope, expected_value(command, value_size));
   if (wrong != kv::Mismatch::none) return outcomes.mismatch(batch, command.entry, wrong);
   if (envelope.total_length > entry.length) {
     return outcomes.too_small(batch, command.entry, envelope.total_length);
@@ -62,7 +56,7 @@ void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outco
   kv::Envelope envelope;
   auto wrong = kv::decode(command.envelope, envelope);
   if (wrong == kv::Mismatch::none) {
-    wrong = kv::verify_segment(envelope, expected(command, value_size), value.first, command.segment);
+    wrong = kv::verify_segment(envelope, expected_value(command, value_size), value.first, command.segment);
   }
   if (wrong != kv::Mismatch::none) return outcomes.mismatch(*command.batch, command.entry, wrong);
   value.crcs[command.segment] = envelope.payload_crc;
@@ -73,12 +67,11 @@ void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outco
 
 bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes) {
   const Entry& entry = command.target();
-  const Keyspace& space = *command.batch->keyspace;
   command.op = card::IoOp::retrieve;
   command.envelope = {};
   if (command.segment != 0) {
     const kv::Split& split = entry.segments->split;
-    command.key = space.keys.segment_key(entry.key, command.segment, split.count(), split.total());
+    command.key = segment_key(command, split);
     command.set_value(entry.memory + split.offset(command.segment), split.length(command.segment));
     return true;
   }
@@ -86,7 +79,7 @@ bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outc
     outcomes.fail(*command.batch, command.entry, Why::too_large);
     return false;
   }
-  command.key = space.keys.value_key(entry.key);
+  command.key = command.batch->keyspace->keys.value_key(entry.key);
   command.set_value(entry.memory, std::min<std::size_t>(entry.length, max_value_bytes - kv::kEnvelopeBytes));
   return true;
 }

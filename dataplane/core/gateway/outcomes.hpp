@@ -42,7 +42,9 @@ class Outcomes {
   // Miss, or not stored, as the batch's operation has it.
   void fail(Batch& batch, std::uint32_t index, Why why);
   // All entries that were not begun, and those that wait for further segments.
-  void fail_rest(Batch& batch, Why why);
+  void fail_rest(Batch& batch, Why why) { fail_behind(batch, 0, why); }
+  // The same, but for those before entry `first`.
+  void fail_behind(Batch& batch, std::uint32_t first, Why why);
 
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
   // Adds the batch to those that are done when nothing of it is open any more.

@@ -26,13 +26,10 @@ void begin_segments(Command& command, const kv::Split& split) {
 
 void fill(Command& command, const kv::Split& split, std::uint32_t crc) {
   const Entry& entry = command.target();
-  const Keyspace& space = *command.batch->keyspace;
   command.op = card::IoOp::store;
-  command.key = command.segment == 0
-                    ? space.keys.value_key(entry.key)
-                    : space.keys.segment_key(entry.key, command.segment, split.count(), split.total());
+  command.key = segment_key(command, split);
   command.envelope = kv::encode({.key = entry.key,
-                                 .namespace_id = space.namespace_id,
+                                 .namespace_id = command.batch->keyspace->namespace_id,
                                  .segment_index = command.segment,
                                  .segment_count = split.count(),
                                  .payload_length = split.length(command.segment),

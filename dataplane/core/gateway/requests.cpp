@@ -148,6 +148,7 @@ TransferRequest decode_transfers(const Frame& frame, const Limits& limits) {
     if (request.entries.empty()) request.is_inline = entry.region == wire::kRegionInline;
     check_entry(entry, request.entries.size(), request.is_inline ? wire::kRegionInline : wire::kRegionArena);
     request.wanted += entry.length;
+    request.longest = std::max(request.longest, entry.length);
     request.entries.push_back(entry);
   }
   if (request.is_inline) {

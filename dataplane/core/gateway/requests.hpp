@@ -18,7 +18,8 @@ namespace akv::gateway {
 struct TransferRequest {
   std::vector<wire::TransferEntry> entries;
   bool is_inline{false};
-  std::uint64_t wanted{0};  // sum of the entries' lengths
+  std::uint64_t wanted{0};   // sum of the entries' lengths
+  std::uint32_t longest{0};  // of the entries' lengths
 };
 
 // These throw wire::BadBody.

@@ -120,6 +120,7 @@ class Session final : private FdHandler {
 
   std::string name_space_;
   kv::Secret secret_{};
+  BlockLength longest_;
   std::shared_ptr<const Keyspace> keyspace_;
   std::uint32_t keyspace_dbs_{0};
   std::shared_ptr<arena::SessionMemory> memory_;

@@ -83,6 +83,7 @@ void Session::take_hello(const Frame& frame) {
 void Session::welcome(const Frame& frame, const wire::Hello& hello, const HelloOutcome& outcome) {
   name_space_ = hello.name_space;
   secret_ = outcome.secret;
+  longest_ = context_.shared.lengths.of(name_space_);
   grant_memory(hello);
   if (memory_ != nullptr) output_.attach_descriptor(memory_->fd(), memory_);
   const std::span<std::byte> body = begin_reply(frame.header, wire::kWelcomeBytes, output_);
@@ -119,6 +120,7 @@ void Session::grant_memory(const wire::Hello& hello) {
 
 void Session::take_alloc(const Frame& frame) {
   const auto lengths = decode_lengths(frame, limits());
+  name_length(*longest_, std::ranges::max(lengths));
   const auto offsets = memory_ != nullptr ? memory_->leases.lease(lengths) : std::vector<std::uint64_t>{};
   if (offsets.empty()) {
     context_.counters.add(Counter::no_memory);
@@ -154,6 +156,7 @@ void Session::take_stats(const Frame& frame) {
 void Session::take_put(const Frame& frame) {
   const auto request = decode_transfers(frame, limits());
   if (!admit(frame)) return;
+  name_length(*longest_, request.longest);
   auto batch = make_batch(frame, BatchOp::put);
   if (!request.is_inline) {
     place_shared(*batch, request);
@@ -168,6 +171,7 @@ void Session::take_put(const Frame& frame) {
 void Session::take_get(const Frame& frame) {
   const auto request = decode_transfers(frame, limits());
   if (!admit(frame)) return;
+  name_length(*longest_, request.longest);
   auto batch = make_batch(frame, BatchOp::get);
   if (!request.is_inline) {
     place_shared(*batch, request);
@@ -207,8 +211,11 @@ bool Session::admit(const Frame& frame) {
 std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   const std::uint32_t num_dbs = context_.host.num_dbs();
   if (keyspace_ == nullptr || keyspace_dbs_ != num_dbs) {
-    keyspace_ = std::make_shared<const Keyspace>(
-        Keyspace{kv::KeyDeriver(name_space_, secret_, num_dbs), kv::namespace_id(name_space_)});
+    keyspace_ =
+        std::make_shared<const Keyspace>(Keyspace{.keys = kv::KeyDeriver(name_space_, secret_, num_dbs),
+                                                  .namespace_id = kv::namespace_id(name_space_),
+                                                  .max_value = limits().max_value,
+                                                  .longest = longest_});
     keyspace_dbs_ = num_dbs;
   }
   auto batch = std::make_shared<Batch>();

@@ -9,6 +9,7 @@
 
 #include "arena/budget.hpp"
 #include "arena/leases.hpp"
+#include "gateway/block_lengths.hpp"
 #include "gateway/counters.hpp"
 #include "gateway/handshake.hpp"
 #include "gateway/limits.hpp"
@@ -29,6 +30,7 @@ struct SharedState {
   const std::shared_ptr<arena::Budget> arena;          // of the sessions' shared memory
   const std::shared_ptr<arena::Budget> inline_memory;  // of frames and inline blocks
   const arena::LeasedTotal leased;
+  BlockLengths lengths;
   std::vector<Counters> counters;  // by worker
   std::atomic<std::uint64_t> sessions{0};
   std::atomic<std::uint64_t> next_session{1};

@@ -15,39 +15,10 @@ std::optional<Work> next_segment(Batch& batch) {
       return work;
     }
     batch.more.pop_back();
-    // Only a PUT comes back here: all further segments are stored, the first one makes the value visible.
+    // All further segments are stored or removed: the first one makes the value visible, or takes it away.
     if (!entry.resolved) return Work{index, 0};
   }
   return std::nullopt;
-}
-
-void prepare_keyed(Command& command, card::IoOp op) {
-  command.op = op;
-  command.key = command.batch->keyspace->keys.value_key(command.target().key);
-  command.data = {};
-}
-
-void conclude_exists(Command& command, const card::IoResult& result, Outcomes& outcomes) {
-  Batch& batch = *command.batch;
-  switch (result.status) {
-    case card::IoStatus::ok:
-      return outcomes.present(batch, command.entry);
-    case card::IoStatus::not_found:
-      outcomes.absent(batch, command.entry);
-      break;
-    default:
-      outcomes.fail(batch, command.entry, why_of(result.status));
-  }
-  if (batch.op == BatchOp::exists_prefix) outcomes.fail_rest(batch, Why::unneeded);
-}
-
-void conclude_remove(Command& command, const card::IoResult& result, Outcomes& outcomes) {
-  const bool gone = result.status == card::IoStatus::ok || result.status == card::IoStatus::not_found;
-  if (gone) {
-    outcomes.removed(*command.batch, command.entry);
-  } else {
-    outcomes.fail(*command.batch, command.entry, why_of(result.status));
-  }
 }
 
 }  // namespace
@@ -61,6 +32,19 @@ std::optional<Work> next_work(Batch& batch) {
   return std::nullopt;
 }
 
+kv::Expected expected_value(const Command& command, std::uint32_t value_size) {
+  return {.key = command.target().key,
+          .namespace_id = command.batch->keyspace->namespace_id,
+          .value_size = value_size};
+}
+
+card::CardKey segment_key(const Command& command, const kv::Split& split) {
+  const kv::KeyDeriver& keys = command.batch->keyspace->keys;
+  const kv::EngineKey& key = command.target().key;
+  if (command.segment == 0) return keys.value_key(key);
+  return keys.segment_key(key, command.segment, split.count(), split.total());
+}
+
 bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes) {
   switch (command.batch->op) {
     case BatchOp::put:
@@ -69,10 +53,10 @@ bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes
       return prepare_get(command, max_value_bytes, outcomes);
     case BatchOp::exists:
     case BatchOp::exists_prefix:
-      prepare_keyed(command, card::IoOp::exist);
+      prepare_exists(command, max_value_bytes);
       return true;
     case BatchOp::remove:
-      prepare_keyed(command, card::IoOp::remove);
+      prepare_remove(command, max_value_bytes);
       return true;
   }
   return false;

@@ -31,5 +31,14 @@ void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes
 void conclude_put(Command& command, const card::IoResult& result, Outcomes& outcomes);
 [[nodiscard]] bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes);
+void prepare_exists(Command& command, std::uint32_t max_value_bytes);
+void conclude_exists(Command& command, const card::IoResult& result, Outcomes& outcomes);
+void prepare_remove(Command& command, std::uint32_t max_value_bytes);
+void conclude_remove(Command& command, const card::IoResult& result, Outcomes& outcomes);
+
+// What a command for a first segment may find under its key.
+[[nodiscard]] kv::Expected expected_value(const Command& command, std::uint32_t value_size);
+// The card key of the command's segment of a value that is cut like this.
+[[nodiscard]] card::CardKey segment_key(const Command& command, const kv::Split& split);
 
 }  // namespace akv::gateway
