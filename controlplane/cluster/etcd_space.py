@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from controlplane.base.logging import get_logger
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.errors import ClusterError
+from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.observe import status_of
 from controlplane.cluster.settings import ClusterSettings
@@ -45,10 +46,12 @@ class SpaceKeeper:
         self,
         settings: ClusterSettings,
         link: EtcdLink,
+        events: EventSink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
         self._link = link
+        self._events = events
         self._sleep = sleep
         self._said = OnChange()
 
@@ -60,6 +63,7 @@ class SpaceKeeper:
             problem = f"{type(error).__name__}: {error}"
         if self._said.changed(problem) and problem:
             log.warning("etcd space not freed", reason=problem)
+            self._events.note("alarm", self._settings.host, problem)
 
     async def _cycle(self) -> str:
         """What keeps an alarm from being ended; empty when there is none, or it was ended."""
@@ -98,6 +102,9 @@ class SpaceKeeper:
         for alarm in alarms:
             await disarm(client, alarm)
             log.info("etcd alarm disarmed", alarm=alarm.kind, member=f"{alarm.member_id:x}", used=used)
+        quota = self._settings.etcd_quota_bytes
+        text = f"etcd was out of space and takes writes again, with {used} of {quota} bytes used"
+        self._events.note("alarm", self._settings.host, text)
         return ""
 
     async def _in_order(self, client: EtcdClient) -> list[Member]:

@@ -198,6 +198,7 @@ class MemberSupervisor:
             token=membership.cluster_uuid,
             quota_bytes=settings.etcd_quota_bytes,
             flags=self._trust.etcd_flags(),
+            reads=(settings.pki_dir,) if self._trust.secure else (),
         )
 
     async def _attend(self, cluster_uuid: str) -> EtcdExit | None:

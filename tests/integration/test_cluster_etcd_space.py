@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster.etcd_space import SpaceKeeper
+from controlplane.cluster.event_log import EventLog
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings, load_settings
@@ -19,7 +22,9 @@ from controlplane.store.errors import StoreUnavailable
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_alarms
 from tests.support.addresses import LoopbackNet
+from tests.support.cluster_hosts import cli_json, cluster_hosts
 from tests.support.etcd import EtcdCluster, EtcdMember, run_etcd
+from tests.support.procs import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +58,8 @@ async def keeper_of(
     link = EtcdLink(f"http://{member.endpoint}")
     peers = tuple(PeerHost(m.name, "", f"http://{m.endpoint}") for m in cluster.members if m is not member)
     await link.follow(Membership("member", member.name, member.peer_url, "u", "c", "", peers=peers))
-    return SpaceKeeper(settings_of(member, directory, quota), link), link
+    settings = settings_of(member, directory, quota)
+    return SpaceKeeper(settings, link, EventLog(settings.host, link)), link
 
 
 async def test_only_the_service_beside_the_raft_leader_acts_and_writes_work_again(
@@ -90,3 +96,20 @@ async def test_records_that_fill_the_quota_are_told_and_the_alarm_stays(
         assert [alarm.kind for alarm in await list_alarms(client)] != []
     assert len(told) == 1, told
     assert "raise AWC_ETCD_QUOTA_BYTES" in told[0]
+
+
+def test_a_service_frees_its_etcd_and_notes_it(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    with cluster_hosts(tmp_path, loopback_net, 1, AWC_ETCD_QUOTA_BYTES=str(QUOTA)) as hosts:
+        cli_json(hosts[0], "create_cluster", "--name", "kv-cache")
+        big = base64.b64encode(b"x" * 100_000).decode()
+        with contextlib.suppress(OSError):  # "database space exceeded"
+            for _ in range(200):
+                hosts[0].etcd.call("kv/put", {"key": base64.b64encode(b"/big").decode(), "value": big})
+        hosts[0].running.wait_event("etcd is out of space", 30.0)
+        hosts[0].running.wait_event("etcd alarm disarmed", 30.0)
+        told = wait_until(
+            lambda: [e for e in cli_json(hosts[0], "events")["events"] if "out of space" in e["text"]],
+            "the event",
+            30.0,
+        )
+        assert told[0]["kind"] == "alarm"
