@@ -10,9 +10,13 @@ from tests.support.scene.scene import Scene, three_hosts
 
 
 @pytest.fixture(scope="module")
-def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Three storage hosts and two gateways for a module; use `scene`, in which all is well."""
-    with three_hosts(tmp_path_factory.mktemp("scene")) as scene:
+def shared_scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Three storage hosts and two gateways for a module; use `scene`, in which all is well.
+
+    A module with MONITORED = True has a Prometheus and a ping exporter on each host.
+    """
+    monitored = bool(getattr(request.module, "MONITORED", False))
+    with three_hosts(tmp_path_factory.mktemp("scene"), monitored=monitored) as scene:
         yield scene
 
 

@@ -158,6 +158,7 @@ def test_everything_is_killed_in_the_middle_of_writes(scene: Scene) -> None:
         both = Traffic([*traffic.streams, *writing.streams], traffic.rows)
         both.pump(lambda: scene.use(scene.serials), 60.0, "every gateway uses every card")
         scene.wait_well()
+        both.wait_served()
         both.one_pass()
         with both.undisturbed():
             pass
@@ -224,6 +225,7 @@ def test_every_process_is_restarted_in_turn(scene: Scene) -> None:
             assert gateway.dataplane.stop() == 0
             gateway.start()
         scene.wait_well()
+        traffic.wait_served()
         traffic.one_pass()
         with nothing_changes(scene, traffic):
             pass

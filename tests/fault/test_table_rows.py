@@ -24,6 +24,7 @@ from tests.support.scene.storage import CardSpec, StorageHost
 from tests.support.softcard import card_cli
 
 pytestmark = list(NEEDS_HOSTS)
+MONITORED = True
 
 VICTIM = "L1P0"
 OTHERS = {"L0P0", "L2P0"}
@@ -106,6 +107,52 @@ def test_the_leader_loses_its_card_metrics(scene: Scene) -> None:
         for host in scene.members:
             host.start_exporter()
         scene.wait_health(dict.fromkeys(scene.serials, 0))
+
+
+def test_the_leaders_prometheus_is_suspended(scene: Scene) -> None:
+    """It takes connections and answers nothing."""
+    with scene.traffic() as traffic, nothing_changes(scene, traffic):
+        for host in scene.members:
+            assert host.prometheus is not None
+            host.suspend(host.prometheus.pid)
+        scene.wait_health(dict.fromkeys(scene.serials, 2))
+        traffic.one_pass()
+        for host in scene.members:
+            host.resume()
+        scene.wait_health(dict.fromkeys(scene.serials, 0))
+
+
+def test_one_host_alone_loses_pings_of_another(scene: Scene) -> None:
+    """One source is reported and not acted on."""
+    one, two, _ = scene.members
+    with scene.traffic() as traffic, nothing_changes(scene, traffic):
+        scene.network.cut_pings(one.net, two.net)
+        scene.wait(
+            lambda: _tells(scene, f"packet loss seen by {one.name} is not acted on"), "the leader tells"
+        )
+        traffic.one_pass()
+        scene.wait_health({VICTIM: 0})
+
+
+def _tells(scene: Scene, text: str) -> bool:
+    """Some service has logged it."""
+    services = [host.service for host in scene.members if host.service is not None]
+    return any(text in line for service in services for line in tuple(service.lines))
+
+
+def test_two_hosts_lose_the_pings_of_a_third(scene: Scene) -> None:
+    """They reach each other and not the third: its card is sick, and back when they reach it."""
+    one, two, three = scene.members
+    whole = scene.placement()
+    with scene.traffic() as traffic:
+        with traffic.shift(whole, whole.without(VICTIM)):
+            for source in (one, three):
+                scene.network.cut_pings(source.net, two.net)
+            scene.wait_health({VICTIM: 1, "L0P0": 0, "L2P0": 0})
+            scene.wait_in_use(OTHERS)
+        scene.network.heal()
+        scene.wait_in_use(scene.serials)
+        traffic.expect_home(whole, VICTIM)
 
 
 def test_a_card_is_sick_and_is_healthy_again(scene: Scene) -> None:

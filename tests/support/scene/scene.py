@@ -58,6 +58,7 @@ class Scene:
     console: Console
     trace: Path
     pace: Pace = BRISK
+    monitored: bool = False
     hosts: dict[str, StorageHost] = field(default_factory=dict)
     members: list[StorageHost] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
@@ -67,7 +68,8 @@ class Scene:
         """A host with its cards, exporter and service running; in no cluster yet."""
         host = StorageHost.of(self.network.add(name), self.directory / name, *specs)
         self.hosts[name] = host
-        host.configure(**{**self.pace.settings(), **settings})
+        monitoring = host.monitor() if self.monitored else {}
+        host.configure(**{**self.pace.settings(), **monitoring, **settings})
         host.start_all()
         return host
 
@@ -84,12 +86,17 @@ class Scene:
     def create_cluster(self, host: StorageHost) -> None:
         """`clustercli create_cluster` on the first host."""
         self.console.cli(host.api, "create_cluster", "--name", CLUSTER).document()
-        self.members.append(host)
+        self._joined(host)
 
     def join(self, host: StorageHost) -> None:
         """`clustercli add_node` on a host; waits until it is in the cluster, not until it votes."""
         self.console.cli(host.api, "add_node", "-n", self.members[0].api).document()
+        self._joined(host)
+
+    def _joined(self, host: StorageHost) -> None:
         self.members.append(host)
+        if self.monitored:
+            host.start_prometheus()
 
     def wait(
         self,
@@ -237,21 +244,24 @@ class Scene:
 
 
 @contextmanager
-def empty_scene(directory: Path, pace: Pace = BRISK) -> Iterator[Scene]:
+def empty_scene(directory: Path, pace: Pace = BRISK, *, monitored: bool = False) -> Iterator[Scene]:
     """A network with an operator and nothing else; everything in it is ended afterwards."""
     with ExitStack() as stack:
         network = stack.enter_context(host_network())
         console = Console(network.add("operator"))
         stack.callback(console.close)
-        scene = Scene(network, directory, console, _trace(directory), pace)
+        scene = Scene(network, directory, console, _trace(directory), pace, monitored)
         stack.callback(_stop, scene)
         yield scene
 
 
 @contextmanager
-def three_hosts(directory: Path, pace: Pace = BRISK) -> Iterator[Scene]:
-    """Three storage hosts with a card each in one cluster, and two gateways that use them; all well."""
-    with empty_scene(directory, pace) as scene:
+def three_hosts(directory: Path, pace: Pace = BRISK, *, monitored: bool = False) -> Iterator[Scene]:
+    """Three storage hosts with a card each in one cluster, and two gateways that use them; all well.
+
+    `monitored`: with ping exporters, and a real Prometheus on each host that the leader asks.
+    """
+    with empty_scene(directory, pace, monitored=monitored) as scene:
         for name, serial in FIRST_CARDS.items():
             scene.add_host(name, CardSpec(serial))
         first, *others = scene.hosts.values()
