@@ -1,6 +1,7 @@
 """Random faults with a fixed seed; `make soak` runs more of them, with a seed of its own.
 
-AKV_FAULTS and AKV_FAULT_SEED choose number and seed; a failure names seed and faults.
+AKV_FAULTS and AKV_FAULT_SEED choose number and seed, AKV_FAULT_MONITORED=1 adds a Prometheus and a ping
+exporter to each host. A failure names seed and faults.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from tests.support.scene.scene import Scene
 FAULTS = int(os.environ.get("AKV_FAULTS", "20"))
 SEED = int(os.environ.get("AKV_FAULT_SEED", "4"))
 
+MONITORED = os.environ.get("AKV_FAULT_MONITORED") == "1"
+
 pytestmark = [*NEEDS_HOSTS, pytest.mark.timeout(120 + 30 * FAULTS)]
 
 
 def test_no_fault_takes_a_healthy_card_away(scene: Scene) -> None:
     with scene.traffic() as traffic:
-        RandomRun(scene, traffic, SEED).run(FAULTS)
+        run = RandomRun(scene, traffic, SEED)
+        run.run(FAULTS)
+    print(f"seed {SEED}: {'; '.join(run.done)}")

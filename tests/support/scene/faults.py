@@ -110,6 +110,20 @@ def exporter_killed(scene: Scene, chance: random.Random) -> Fault:
     return Fault(f"exporters of {', '.join(host.name for host in hosts)} killed")
 
 
+def prometheus_harmed(scene: Scene, chance: random.Random) -> Fault:
+    """Suspended or killed, on one host or on all of a monitored scene."""
+    hosts = scene.members if chance.random() < 0.5 else [_host(scene, chance)]
+    kill = chance.random() < 0.5
+    for host in hosts:
+        assert host.prometheus is not None
+        if kill:
+            host.prometheus.kill()
+        else:
+            host.suspend(host.prometheus.pid)
+    done = "killed" if kill else "suspended"
+    return Fault(f"Prometheus of {', '.join(host.name for host in hosts)} {done}")
+
+
 def card_cli_broken(scene: Scene, chance: random.Random) -> Fault:
     """It hangs, fails, prints garbage or nothing: unknown, never "no cards"."""
     host = _host(scene, chance)
@@ -119,14 +133,18 @@ def card_cli_broken(scene: Scene, chance: random.Random) -> Fault:
 
 
 def hosts_cut(scene: Scene, chance: random.Random) -> Fault:
-    """One host from the other hosts, in both directions or in one; gateways reach everyone."""
+    """One host from the other hosts, in both directions or in one; gateways reach everyone.
+
+    Where hosts ping each other the pings get through: that nobody reaches its data address would be evidence
+    about its card.
+    """
     host = _host(scene, chance)
     way = chance.choice(["both ways", "outgoing", "incoming"])
     for other in scene.members:
         if other is not host and way != "incoming":
-            scene.network.cut_one_way(host.net, other.net)
+            scene.network.cut_one_way(host.net, other.net, control_only=scene.monitored)
         if other is not host and way != "outgoing":
-            scene.network.cut_one_way(other.net, host.net)
+            scene.network.cut_one_way(other.net, host.net, control_only=scene.monitored)
     return Fault(f"{host.name} cut from the other hosts, {way}", members_down=frozenset({host.name}))
 
 
@@ -228,6 +246,7 @@ HARMS: tuple[Harm, ...] = (
     service_suspended,
     leader_suspended_with_etcd,
     exporter_killed,
+    prometheus_harmed,
     card_cli_broken,
     hosts_cut,
     gateway_cut_from_control,

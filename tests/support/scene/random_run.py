@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from controlplane.apps.demo.errors import DemoError
 from tests.support.scene.checks import MOVED, OUT, LogMark, assert_one_writer
-from tests.support.scene.faults import HARMS, Fault
+from tests.support.scene.faults import HARMS, Fault, Harm, prometheus_harmed
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.traffic import Traffic
@@ -33,7 +33,7 @@ class RandomRun:
         chance = random.Random(self.seed)
         plan = self.scene.wait_same_plan()
         try:
-            for kind in _kinds(chance, count):
+            for kind in _kinds(chance, count, self._harms()):
                 self._one(kind, chance)
                 assert self.scene.wait_same_plan() == plan, "the slot plan changed"
         except (AssertionError, DemoError) as error:
@@ -41,11 +41,14 @@ class RandomRun:
             error.add_note(f"seed {self.seed}, faults:\n{listed}")
             raise
 
-    def _one(self, kind: int, chance: random.Random) -> None:
+    def _harms(self) -> list[Harm]:
+        return [harm for harm in HARMS if self.scene.monitored or harm is not prometheus_harmed]
+
+    def _one(self, kind: Harm, chance: random.Random) -> None:
         mark, reconnects = LogMark(self.scene), self._reconnects()
         hold = chance.uniform(*HOLD_SECONDS)
-        self.done.append(f"{HARMS[kind].__name__} …")
-        fault = HARMS[kind](self.scene, chance)
+        self.done.append(f"{kind.__name__} …")
+        fault = kind(self.scene, chance)
         self.done[-1] = f"{fault.name}, {hold:.1f} s"
         self._watch(fault, hold)
         if len(fault.members_down) * 2 < len(self.scene.members):
@@ -107,11 +110,11 @@ def _reconnects_of(gateway: Gateway) -> Iterator[tuple[str, int]]:
         yield card.serial, int(card.reconnects)
 
 
-def _kinds(chance: random.Random, count: int) -> Iterator[int]:
+def _kinds(chance: random.Random, count: int, harms: list[Harm]) -> Iterator[Harm]:
     """Every kind once, shuffled, before any comes again."""
-    left: list[int] = []
+    left: list[Harm] = []
     for _ in range(count):
         if not left:
-            left = list(range(len(HARMS)))
+            left = list(harms)
             chance.shuffle(left)
         yield left.pop()

@@ -111,7 +111,7 @@ class StorageHost(ClusterHost):
     def _ping_command(self) -> list[str]:
         targets = str(self.monitoring_dir / "ping-targets.json")
         options = ["--listen", f"{self.address}:9427", "--targets", targets, "--source", self.address]
-        options += ["--interval", "0.2", "--timeout", "0.4", "--window", "2"]
+        options += ["--interval", "0.25", "--timeout", "0.25", "--window", "2"]
         return python_module("controlplane.exporters.ping", *options)
 
     def start(self) -> None:
