@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 from akv.v1 import cluster_pb2 as pb
 
@@ -13,8 +14,8 @@ from controlplane.cluster.doctor_local import (
     check_answers,
     check_cards,
     check_disk,
-    check_etcd,
     check_port,
+    check_runner,
 )
 from controlplane.cluster.doctor_peers import check_cluster
 from controlplane.cluster.doctor_report import Finding, skipped
@@ -41,16 +42,8 @@ class HostDoctor:
             via = str(member_client.parse_via(via_host, default_port=5000, secure=self._trust.secure))
         settings, membership = self._settings, self._supervisor.membership
         findings = self._ports(membership is not None)
-        findings.append(
-            await check_answers(
-                "exporter",
-                settings.exporter_endpoint,
-                "the card exporter (or the witness exporter)",
-                "start akv-card-exporter, on a witness host akv-witness-exporter; without it the cards' "
-                "health stays unknown",
-            )
-        )
-        findings.append(await asyncio.to_thread(check_etcd, settings.etcd_binary))
+        findings += await self._monitoring()
+        findings.append(await asyncio.to_thread(check_runner, settings))
         findings += await asyncio.to_thread(check_disk, settings.data_dir)
         card_findings, cards = await check_cards(settings, self._cli)
         findings += card_findings
@@ -63,6 +56,24 @@ class HostDoctor:
                 skipped("cluster", "name a host of the cluster to check the way to it: doctor -n HOST")
             )
         return pb.CheckHostResponse(host=settings.host, checks=map(_check, findings))
+
+    async def _monitoring(self) -> list[Finding]:
+        """Whether what the leader asks for health is there: the exporters, and Prometheus where chosen."""
+        settings = self._settings
+        wanted = [
+            (
+                "exporter",
+                settings.exporter_endpoint,
+                "the card exporter (or the witness exporter)",
+                "start akv-card-exporter, on a witness host akv-witness-exporter; without it the cards' "
+                "health stays unknown",
+            )
+        ]
+        if settings.metrics == "prometheus":
+            remedy = "start Prometheus with AWC_MONITORING_DIR/prometheus.yml: without it health is unknown"
+            where = urlsplit(settings.prometheus_url).netloc
+            wanted.append(("prometheus", where, "Prometheus", remedy))
+        return list(await asyncio.gather(*(check_answers(*each) for each in wanted)))
 
     def _ports(self, is_member: bool) -> list[Finding]:
         settings = self._settings

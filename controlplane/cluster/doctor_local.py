@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import docker
+from docker.errors import DockerException, ImageNotFound
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.card_cli import CardCli, CardCliError, ListedCard
 from controlplane.base.card_identify import CardIdentify, Identified, IdentifyError
 from controlplane.cluster.doctor_report import Finding, failed, ok, skipped, warning
 from controlplane.cluster.etcd_binary import OLDEST, EtcdBinaryError, require_version
-from controlplane.cluster.settings import ClusterSettings
+from controlplane.cluster.settings import DOCKER, ClusterSettings
 
 # etcd wants the 99th percentile of an fdatasync below 10 ms; with its heartbeat of 100 ms, more is a leader
 # that is lost now and then (etcd's documentation, "Hardware recommendations").
@@ -24,6 +29,7 @@ FSYNC_GOOD_MS, FSYNC_BAD_MS = 10.0, 100.0
 FSYNC_BYTES, FSYNC_WRITES, FSYNC_SECONDS = 2300, 200, 3.0
 LEAST_FREE_BYTES = 4 << 30
 CONNECT_SECONDS = 2.0
+DOCKER_SECONDS = 10
 
 
 def check_port(name: str, endpoint: HostPort, what: str) -> Finding:
@@ -104,6 +110,31 @@ def _fsync_ms(place: Path) -> float:
             os.fdatasync(file.fileno())
             taken.append((time.monotonic() - began) * 1000)
     return sorted(taken)[max(0, int(len(taken) * 0.99) - 1)]
+
+
+def check_runner(settings: ClusterSettings) -> Finding:
+    """What would run etcd: a program, or Docker where that is chosen. Blocks for a moment."""
+    if settings.etcd_runner == DOCKER:
+        return check_docker(settings.docker_socket, settings.etcd_image)
+    return check_etcd(settings.etcd_binary)
+
+
+def check_docker(docker_socket: Path, image: str) -> Finding:
+    """Whether the Docker engine answers and has etcd's image. Nothing is pulled."""
+    try:
+        with contextlib.closing(
+            docker.APIClient(f"unix://{docker_socket}", timeout=DOCKER_SECONDS, version="auto")
+        ) as client:
+            version = client.version()["Version"]
+            inspect: Callable[[str], object] = client.inspect_image  # without types in its stubs
+            inspect(image)
+    except ImageNotFound:
+        remedy = f"docker pull {image}, or copy it here with docker save and docker load"
+        return failed("docker", f"Docker at {docker_socket} has no image {image}", remedy)
+    except (DockerException, OSError, ValueError, KeyError) as error:
+        remedy = "start Docker and let this service use its socket, or set AWC_ETCD_RUNNER=process"
+        return failed("docker", f"Docker at {docker_socket} does not answer: {error}", remedy)
+    return ok("docker", f"Docker {version} at {docker_socket} has {image}")
 
 
 def check_etcd(configured: Path | None) -> Finding:

@@ -15,7 +15,7 @@ from controlplane.base.addresses import AddressError, HostPort, parse_host_port
 from controlplane.base.card_cli import ListedCard
 from controlplane.cluster import member_client
 from controlplane.cluster.doctor_local import why_unreachable
-from controlplane.cluster.doctor_report import Finding, failed, ok, warning
+from controlplane.cluster.doctor_report import Finding, failed, ok, skipped, warning
 from controlplane.cluster.errors import ClusterError, InvalidRequest
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
@@ -62,6 +62,8 @@ async def check_cluster(
     settings: ClusterSettings, trust: Trust, via: str, cards: Iterable[ListedCard], is_member: bool
 ) -> list[Finding]:
     """All that can be found out with the help of the cluster that `via` belongs to."""
+    if trust.secure and not trust.ready:
+        return await _check_strangers_way(settings, via)
     try:
         cluster = await member_client.cluster_of(trust, via)
     except ClusterError as error:
@@ -77,6 +79,20 @@ async def check_cluster(
         ):
             findings += answers
     return findings
+
+
+async def _check_strangers_way(settings: ClusterSettings, via: str) -> list[Finding]:
+    """Before this host has a certificate, no host answers it: only the way there can be tried."""
+    enroll = str(HostPort(parse_host_port(via).host, settings.enroll_port))
+    remedy = "start awide-cluster there, and open ports 5000 and 5001 between the hosts"
+    findings = [
+        failed(f"to-{what}", f"{what} at {endpoint}: {reason}", remedy)
+        if (reason := await why_unreachable(endpoint))
+        else ok(f"to-{what}", f"this host reaches {what} at {endpoint}")
+        for what, endpoint in (("api", via), ("enrollment", enroll))
+    ]
+    text = "this host has no certificate yet, so no host answers it: run doctor again after add_node"
+    return [*findings, skipped("cluster", text)]
 
 
 def _check_names(settings: ClusterSettings, cluster: pb.GetClusterResponse) -> list[Finding]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from controlplane.cluster.doctor_local import check_docker
 from tests.support.addresses import LoopbackNet
 from tests.support.cluster_hosts import ClusterHost, card, cli_json, cluster_hosts, clustercli
+from tests.support.docker_engine import DockerServer, Engine
 from tests.support.softcard import Card
 
 pytestmark = pytest.mark.slow
@@ -81,3 +83,16 @@ def test_a_member_and_a_card_that_another_host_has(tmp_path: Path, loopback_net:
         assert shown.returncode == 1
         for word in ("duplicate-xdp7", "what to do", "not ready"):
             assert word in shown.stdout
+
+
+def test_docker_where_it_is_chosen(tmp_path: Path) -> None:
+    docker = tmp_path / "docker.sock"
+    with DockerServer(docker, Engine(tmp_path, {"etcd:v3.5.30": Path("/bin/true")})):
+        found = check_docker(docker, "etcd:v3.5.30")
+        assert (found.result, found.remedy) == ("ok", ""), found
+        missing = check_docker(docker, "etcd:v9")
+        assert missing.result == "failed"
+        assert "docker load" in missing.remedy
+    away = check_docker(tmp_path / "no.sock", "etcd:v3.5.30")
+    assert away.result == "failed"
+    assert "AWC_ETCD_RUNNER=process" in away.remedy

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 API = "1.44"
+_IMAGE = re.compile(r"/images/(.+)/json")
 _CONTAINER = re.compile(r"/containers/([^/]+)(/\w+)?")
 
 
@@ -106,6 +107,9 @@ class Engine:
             return 200, {"ApiVersion": API, "MinAPIVersion": "1.24", "Version": "27.0.0"}
         if (method, path) == ("POST", "/containers/create"):
             return self.create(query.get("name", [""])[0], body)
+        if method == "GET" and (image := _IMAGE.fullmatch(path)) is not None:
+            known = image[1] in self.programs
+            return (200, {"Id": image[1]}) if known else (404, {"message": f"No such image: {image[1]}"})
         match = _CONTAINER.fullmatch(path)
         container = self.find(match[1]) if match is not None else None
         if match is None or container is None:
