@@ -128,7 +128,8 @@ async def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
 async def test_a_certificate_that_names_nobody_is_told_so(served: Served) -> None:
     """The chain is right, and only the alternative names say something: no common name."""
     key = pki.new_key()
-    pem = served.authority.without_common_name(key.public_key(), "akv://admin/eve")
+    eve = pki.Identity(Role.ADMIN, "eve")
+    pem = served.authority.odd(key.public_key(), eve, common_name=False)
     credentials = grpc.ssl_channel_credentials(
         served.authority.authority.certificate_pem, pki.key_pem(key), pem
     )

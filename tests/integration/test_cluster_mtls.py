@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shutil
+import socket
+import stat
+import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from akv.v1 import cluster_pb2, cluster_pb2_grpc
 
+from controlplane.base import pki, tls
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.join_token import parse_join_token
+from controlplane.base.pki import Role
+from controlplane.cluster.enrollment import enroll
+from controlplane.store import kv
+from controlplane.store.client import EtcdClient
+from controlplane.store.errors import Refusal, RequestRefused
+from controlplane.store.snapshot import read_snapshot
 from tests.support.addresses import LoopbackNet
-from tests.support.cluster_hosts import ClusterHost, ask_cluster, cluster_hosts, join_all
+from tests.support.cluster_hosts import (
+    API_PORT,
+    ClusterHost,
+    ask_cluster,
+    cli_json,
+    cluster_hosts,
+    clustercli,
+    join_all,
+    wait_voters,
+)
+from tests.support.grpc_peers import RecordingDataplane, serials
+from tests.support.pki import TestAuthority
+from tests.support.pod import Pod
+from tests.support.procs import wait_until
 
 pytestmark = pytest.mark.slow
+SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +54,284 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterHost
         yield hosts
 
 
+@dataclass(frozen=True)
+class Issued:
+    """Credentials that a host issued to this test."""
+
+    files: CredentialFiles
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """clustercli's options."""
+        files = self.files
+        return ("--ca", str(files.ca), "--cert", str(files.certificate), "--key", str(files.key))
+
+    @property
+    def yaml(self) -> dict[str, str]:
+        """gateway.yaml's keys."""
+        return {
+            "cluster_security": "mtls",
+            "cluster_ca": str(self.files.ca),
+            "cluster_cert": str(self.files.certificate),
+            "cluster_key": str(self.files.key),
+        }
+
+
+@pytest.fixture(scope="module")
+def admin(hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    return issue(hosts[0], "admin", "alice", tmp_path_factory.mktemp("admin"))
+
+
+@pytest.fixture(scope="module")
+def gateway(hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    return issue(hosts[1], "gateway", "pod-1", tmp_path_factory.mktemp("gateway"))
+
+
+def issue(host: ClusterHost, role: str, name: str, directory: Path) -> Issued:
+    cli_json(host, "pki", "issue", "--role", role, "--name", name, "--out", str(directory))
+    return Issued(CredentialFiles.in_directory(directory))
+
+
+def ask(host: ClusterHost, issued: Issued, *command: str) -> subprocess.CompletedProcess[str]:
+    """clustercli over the network, with a certificate."""
+    return clustercli("--host", host.api, *issued.options, "--output", "json", *command)
+
+
+def status(host: ClusterHost, credentials: grpc.ChannelCredentials) -> tuple[grpc.StatusCode, str]:
+    """What GetCluster answers to these credentials, without clustercli's own checks."""
+
+    async def call() -> tuple[grpc.StatusCode, str]:
+        options = list(tls.TLS_OPTIONS)
+        async with grpc.aio.secure_channel(host.api, credentials, options=options) as channel:
+            stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+            try:
+                await stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=SECONDS)
+            except grpc.aio.AioRpcError as error:
+                return error.code(), error.details() or ""
+            return grpc.StatusCode.OK, ""
+
+    return asyncio.run(call())
+
+
+def authority_of(host: ClusterHost, directory: Path) -> TestAuthority:
+    """The cluster's own CA, as one who has a host's files has it."""
+    certificate = (host.pki_dir / "ca.pem").read_bytes()
+    key = (host.pki_dir / "ca.key").read_bytes()
+    return TestAuthority(directory, pki.load_authority(certificate, key, pki.utc_now()))
+
+
+def audits(host: ClusterHost, call: str) -> list[dict[str, Any]]:
+    return [event for event in host.running.events("audit") if event["call"].endswith(call)]
+
+
 def test_three_hosts_are_a_quorum(hosts: list[ClusterHost]) -> None:
     for host in hosts:
         document = ask_cluster(host)
         assert document["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}
         assert [shown["host"] for shown in document["hosts"]] == ["host-1", "host-2", "host-3"]
+        urls = [url for shown in document["hosts"] for url in shown["addresses"].values() if "://" in url]
+        assert urls
+        assert all(url.startswith("https://") for url in urls)
+
+
+def test_private_files_are_the_owners_alone(hosts: list[ClusterHost]) -> None:
+    for host in hosts:
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in host.pki_dir.iterdir()}
+        assert modes == {"ca.pem": 0o644, "cert.pem": 0o644, "key.pem": 0o600, "ca.key": 0o600}
+        assert stat.S_IMODE(host.pki_dir.stat().st_mode) == 0o700
+        assert stat.S_IMODE(host.admin_socket.stat().st_mode) == 0o600
+
+
+def test_an_administrator_works_from_afar(hosts: list[ClusterHost], admin: Issued) -> None:
+    outcome = ask(hosts[2], admin, "get_cluster")
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["name"] == "kv-cache"
+    shown = json.loads(ask(hosts[1], admin, "pki", "show").stdout)
+    named = {(certificate["role"], certificate["name"]) for certificate in shown["certificates"]}
+    assert {("host", "host-1"), ("host", "host-2"), ("host", "host-3"), ("admin", "alice")} <= named
+
+
+def test_administrative_calls_leave_a_record(hosts: list[ClusterHost], admin: Issued) -> None:
+    outcome = ask(hosts[2], admin, "remove_node", "-n", "host-9")
+    assert outcome.returncode == 1
+    record = audits(hosts[2], "RemoveNode")[-1]
+    assert (record["who"], record["what"], record["result"]) == ("admin alice", "host='host-9'", "NOT_FOUND")
+    local = audits(hosts[0], "CreateCluster")[-1]
+    assert (local["who"], local["what"], local["result"]) == ("admin local", "name='kv-cache'", "OK")
+    enrolled = [event for event in hosts[0].running.events("audit") if event["call"] == "enroll"]
+    assert [event["result"] for event in enrolled] == ["OK", "OK"]
+
+
+def test_no_secret_is_in_a_log(hosts: list[ClusterHost]) -> None:
+    made = cli_json(hosts[0], "pki", "token")["token"]
+    used = [line for host in hosts for line in host.running.lines]
+    assert any("add_node" in line or "AddNode" in line for line in used)
+    assert not [line for line in used if made.split(".")[3] in line or "PRIVATE KEY" in line]
+    assert not [line for line in used if "akv1." in line]
+
+
+def test_a_gateway_reads_the_cluster(hosts: list[ClusterHost], gateway: Issued, tmp_path: Path) -> None:
+    pod = Pod(tmp_path / "pod", [host.api for host in hosts], **gateway.yaml)
+    dataplane = RecordingDataplane(pod.socket)
+    try:
+        program = pod.start()
+        cards = {"L0P1", "L0P2", "L0P3"}
+        dataplane.wait_plan(lambda plan: serials(plan) == cards, "a plan with the cluster's cards", SECONDS)
+        program.wait_event("Cluster pinned")
+        assert not program.events("Cluster stale")
+    finally:
+        pod.stop()
+        dataplane.stop()
+
+
+def test_a_gateway_administers_nothing(hosts: list[ClusterHost], gateway: Issued) -> None:
+    commands = (
+        ("remove_node", "-n", "host-3"),
+        ("pki", "token"),
+        ("pki", "show"),
+        ("create_cluster", "--name", "mine"),
+    )
+    for command in commands:
+        outcome = ask(hosts[0], gateway, *command)
+        assert outcome.returncode == 1, outcome
+        assert "is for the role admin, and the certificate is that of gateway pod-1" in outcome.stderr
+    assert ask(hosts[0], gateway, "get_members").returncode == 0
+    refused = audits(hosts[0], "RemoveNode")[-1]
+    assert (refused["who"], refused["result"]) == ("gateway pod-1", "PERMISSION_DENIED")
+
+
+def test_a_gateway_writes_nothing_to_etcd(hosts: list[ClusterHost], gateway: Issued) -> None:
+    async def attempt() -> None:
+        credentials = tls.NewestCredentials(gateway.files)
+        endpoints = [f"{host.address}:2379" for host in hosts]
+        async with EtcdClient(endpoints, call_seconds=SECONDS, credentials=credentials) as client:
+            assert len((await read_snapshot(client)).hosts) == 3
+            for operation in (kv.put(b"/cluster/x", b""), kv.delete(b"/leader"), kv.get(b"/pki/names/alice")):
+                with pytest.raises(RequestRefused) as caught:
+                    await client.txn([], [operation])
+                assert caught.value.refusal is Refusal.PERMISSION_DENIED
+
+    asyncio.run(attempt())
+
+
+def test_a_gateway_renews_its_own_certificate(hosts: list[ClusterHost], tmp_path: Path) -> None:
+    issued = issue(hosts[0], "gateway", "pod-2", tmp_path / "pod-2")
+    before = issued.files.load()
+    outcome = ask(hosts[1], issued, "pki", "renew")
+    assert outcome.returncode == 0, outcome.stderr
+    after = issued.files.load()
+    assert after.identity == before.identity
+    assert after.certificate.serial_number != before.certificate.serial_number
+
+
+def test_a_host_joins_only_as_itself(hosts: list[ClusterHost]) -> None:
+    files = CredentialFiles.in_directory(hosts[1].pki_dir)
+
+    async def attempt() -> tuple[grpc.StatusCode, str]:
+        credentials = tls.channel_credentials(files.load())
+        options = list(tls.TLS_OPTIONS)
+        async with grpc.aio.secure_channel(hosts[0].api, credentials, options=options) as channel:
+            stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.JoinCluster(cluster_pb2.JoinClusterRequest(host="host-3"), timeout=SECONDS)
+            return caught.value.code(), caught.value.details() or ""
+
+    code, words = asyncio.run(attempt())
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "host host-2 can't join as 'host-3'" in words
+
+
+def test_those_without_the_right_certificate_are_refused(hosts: list[ClusterHost], tmp_path: Path) -> None:
+    host, ours = hosts[0], authority_of(hosts[0], tmp_path)
+    ca = ours.authority.certificate_pem
+    other = TestAuthority(tmp_path / "other").issue(Role.ADMIN, "eve").load()
+    assert status(host, grpc.ssl_channel_credentials(ca))[0] is grpc.StatusCode.UNAVAILABLE
+    foreign = grpc.ssl_channel_credentials(ca, other.key_pem, other.certificate_pem)
+    assert status(host, foreign)[0] is grpc.StatusCode.UNAVAILABLE
+    valid = ours.issue(Role.ADMIN, "bob").load()
+    assert status(host, tls.channel_credentials(valid))[0] is grpc.StatusCode.OK
+    key, eve = pki.new_key(), pki.Identity(Role.ADMIN, "eve")
+    nobody = ours.odd(key.public_key(), eve, common_name=False)
+    code, words = status(host, grpc.ssl_channel_credentials(ca, pki.key_pem(key), nobody))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "0 common names" in words
+    code, words = status(host, tls.channel_credentials(ours.issue(Role.AGENT, "gpu-1").load()))
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "is for the role admin or gateway or host" in words
+
+
+def test_an_expired_certificate_is_refused(hosts: list[ClusterHost], tmp_path: Path) -> None:
+    """The same key and name twice; only the end differs."""
+    ours, key, bob = authority_of(hosts[0], tmp_path), pki.new_key(), pki.Identity(Role.ADMIN, "bob")
+    ends = {timedelta(hours=1): grpc.StatusCode.OK, timedelta(minutes=-1): grpc.StatusCode.UNAVAILABLE}
+    for end, expected in ends.items():
+        pem = ours.odd(key.public_key(), bob, begin=timedelta(days=-2), end=end)
+        shown = grpc.ssl_channel_credentials(ours.authority.certificate_pem, pki.key_pem(key), pem)
+        assert status(hosts[0], shown)[0] is expected
+
+
+def test_clustercli_says_what_is_missing(hosts: list[ClusterHost], admin: Issued, tmp_path: Path) -> None:
+    """Without a certificate, with another cluster's, and with a host's certificate in the place of the CA."""
+    bare = clustercli("--host", hosts[0].api, "get_cluster")
+    assert bare.returncode == 3
+    assert "give --ca, --cert and --key" in bare.stderr
+    other = Issued(TestAuthority(tmp_path / "other").issue(Role.ADMIN, "eve"))
+    foreign = ask(hosts[0], other, "get_cluster")
+    assert foreign.returncode == 3
+    assert "shows no certificate of a host of your cluster" in foreign.stderr
+    peer = admin.files
+    wrong = clustercli(
+        "--host", hosts[0].api, "--ca", str(hosts[0].pki_dir / "cert.pem"),
+        "--cert", str(peer.certificate), "--key", str(peer.key), "get_cluster",
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    assert "is not that of a CA" in wrong.stderr
+    half = clustercli("--host", hosts[0].api, "--ca", str(peer.ca), "get_cluster")
+    assert half.returncode == 2
+    assert "--cert, --key is missing" in half.stderr
+
+
+def test_a_host_without_token_or_with_a_used_one_stays_outside(
+    hosts: list[ClusterHost], tmp_path: Path
+) -> None:
+    """It answers its own administrator only, and says what it needs."""
+    token = cli_json(hosts[0], "pki", "token")["token"]
+    asyncio.run(enroll(hosts[0].address, parse_join_token(token), "host-7", "192.0.2.7"))
+    late = ClusterHost("host-8", LoopbackNet.pick().host(8), tmp_path / "host-8", secure=True)
+    late.set_cards()
+    late.configure()
+    late.start()
+    try:
+        for options, words in (
+            ((), "has no certificate of the cluster: give add_node a --token"),
+            (("--token", "akv1.x"), "not a join token"),
+            (("--token", token), "it is good for one host only"),
+        ):
+            outcome = clustercli("--host", late.asked_at, "add_node", "-n", hosts[0].api, *options)
+            assert outcome.returncode == 1, outcome
+            assert words in outcome.stderr
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((late.address, API_PORT), timeout=SECONDS)
+    finally:
+        late.stop()
+
+
+def test_a_host_that_lost_its_data_comes_back(hosts: list[ClusterHost]) -> None:
+    """The whole way of a lost member under TLS: the others are asked, the member is replaced."""
+    third = hosts[2]
+    before = {member["host"]: member["member_id"] for member in wait_voters(hosts[0], 3)["members"]}
+    third.stop()
+    shutil.rmtree(third.data_dir)
+    third.start()
+
+    def replaced() -> bool:
+        members = {m["host"]: m["member_id"] for m in wait_voters(hosts[0], 3, 60.0)["members"]}
+        return members.get("host-3") not in {None, before["host-3"]}
+
+    wait_until(replaced, "host-3 has a new member", 60.0, every=0.2)
+
+
+def test_a_removed_host_joins_again_with_its_certificate(hosts: list[ClusterHost]) -> None:
+    cli_json(hosts[0], "remove_node", "-n", "host-2")
+    cli_json(hosts[1], "add_node", "-n", hosts[0].api)
+    wait_voters(hosts[0], 3, 60.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from controlplane.base import pki
 from controlplane.base.credentials import CredentialFiles, write_credentials
@@ -44,17 +45,27 @@ class TestAuthority:
         write_credentials(files, self.authority.certificate_pem, pki.to_pem(certificate), pki.key_pem(key))
         return files
 
-    def without_common_name(self, key: ec.EllipticCurvePublicKey, uri: str) -> bytes:
-        """A certificate of this CA, in PEM, whose alternative names alone say who it is."""
+    def odd(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        identity: pki.Identity,
+        *,
+        common_name: bool = True,
+        begin: timedelta = timedelta(minutes=-5),
+        end: timedelta = timedelta(days=1),
+    ) -> bytes:
+        """A certificate of this CA, in PEM, that the product itself would not issue; times from now."""
+        names = [x509.NameAttribute(NameOID.COMMON_NAME, identity.name)] if common_name else []
+        uri = x509.UniformResourceIdentifier(identity.uri)
         builder = (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([]))
+            .subject_name(x509.Name(names))
             .issuer_name(self.authority.certificate.subject)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(_now() - timedelta(minutes=1))
-            .not_valid_after(_now() + timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True)
+            .not_valid_before(_now() + begin)
+            .not_valid_after(_now() + end)
+            .add_extension(x509.SubjectAlternativeName([uri]), critical=not common_name)
         )
         return pki.to_pem(builder.sign(self.authority.key, hashes.SHA256()))
 
