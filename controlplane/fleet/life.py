@@ -48,7 +48,10 @@ RetryDelay = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. `since` is the begin of its phase; `told` when the node was last told to end it."""
+    """One shard. `since` is the begin of its phase; `told` when the node was last told to end it.
+
+    `last_output` and `exit_code` are of the last start that ended.
+    """
 
     phase: Phase
     generation: int
@@ -75,8 +78,15 @@ def placed(generation: int, now: float) -> ShardStatus:
 
 
 def starting(status: ShardStatus, generation: int, now: float) -> ShardStatus:
-    """Its node was told to start it."""
-    return ShardStatus(Phase.STARTING, generation, now, failures=status.failures)
+    """Its node was told to start it. How the start before it ended stays to be seen."""
+    return ShardStatus(
+        Phase.STARTING,
+        generation,
+        now,
+        failures=status.failures,
+        last_output=status.last_output,
+        exit_code=status.exit_code,
+    )
 
 
 def failed(status: ShardStatus, reason: str, now: float, delay: RetryDelay = retry_delay) -> ShardStatus:
