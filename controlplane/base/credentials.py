@@ -70,15 +70,19 @@ class CredentialFiles:
         """Whether all three are there."""
         return all(path.exists() for path in (self.ca, self.certificate, self.key))
 
-    def load(self, now: WallClock = utc_now) -> Credentials:
-        """Read and check all three: valid now, of one CA, belonging together. Raises CredentialsError."""
+    def load(self, now: WallClock = utc_now, *, expired_too: bool = False) -> Credentials:
+        """Read and check all three: valid now, of one CA, belonging together. Raises CredentialsError.
+
+        With `expired_too` a certificate that has expired is read as well: for who can have it renewed.
+        """
         moment = now()
         ca_pem = _read(self.ca)
         authority = _checked(self.ca, lambda: load_authority_certificate(ca_pem, moment))
         certificate_pem = _read(self.certificate)
         certificate = _checked(self.certificate, lambda: load_certificate(certificate_pem))
         identity = _checked(self.certificate, lambda: identity_of(certificate_pem))
-        _checked(self.certificate, lambda: check_validity(certificate, moment))
+        if not expired_too:
+            _checked(self.certificate, lambda: check_validity(certificate, moment))
         _check_issuer(self.certificate, certificate, self.ca, authority)
         private = read_private(self.key)
         key = _checked(self.key, lambda: load_key(private))

@@ -22,8 +22,6 @@ from controlplane.cluster.enrollment import EnrollServer
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
 
-RENEWAL_SECONDS = 600.0
-
 MakeServer = Callable[[str, grpc.ServerCredentials | None], ClusterServer]
 log = get_logger("listeners")
 
@@ -48,6 +46,7 @@ class Listeners:
         if not self._trust.secure:
             await self._serve(self._settings.api_endpoint, None)
             return
+        self._trust.renew_when_due()
         await self._serve_socket(self._settings.admin_socket)
         if self._trust.ready:
             await self._open_to_network()

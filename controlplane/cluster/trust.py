@@ -72,7 +72,8 @@ class Trust:
         """The CA with its key. Raises ClusterError."""
         try:
             key = read_private(self._ca_key)
-            return pki.load_authority(self.load().ca_pem, key, self._now())
+            ca_pem = self.files.load(self._now, expired_too=True).ca_pem
+            return pki.load_authority(ca_pem, key, self._now())
         except (CredentialsError, pki.PkiError) as error:
             raise ClusterError(
                 f"{self._host} can't sign: {self._ca_key}: {error}; ask another host of the cluster"
@@ -122,14 +123,14 @@ class Trust:
         self._announce()
 
     def renew_when_due(self) -> None:
-        """Sign this host's certificate anew, for the same key, when a third of its time is left or less.
+        """Sign this host's certificate anew, for the same key, in the last third of its time or after it.
 
         Only `cert.pem` is replaced, so no reader ever meets a certificate with another one's key.
         """
         if not self.secure or not self.files.exist():
             return
         try:
-            present = self.files.load(self._now)
+            present = self.files.load(self._now, expired_too=True)
             if not present.renewal_due(self._now()):
                 return
             authority, key = self.load_authority(), pki.load_key(present.key_pem)

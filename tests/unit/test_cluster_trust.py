@@ -88,6 +88,13 @@ async def test_an_expired_certificate_is_told(trust: Trust, clock: Clock) -> Non
         trust.load()
 
 
+async def test_a_host_that_was_off_for_long_signs_itself_anew(trust: Trust, clock: Clock) -> None:
+    trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
+    clock.now = START + timedelta(days=400)
+    trust.renew_when_due()
+    assert trust.load().identity == Identity(Role.HOST, "storage-1")
+
+
 async def test_etcds_peers_are_hosts_only(trust: Trust) -> None:
     flags = trust.etcd_flags()
     assert flags["client-cert-auth"] == flags["peer-client-cert-auth"] == "true"
