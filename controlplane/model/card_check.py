@@ -50,9 +50,8 @@ def judge_serial(record: CardRecord, answers: Mapping[CardPath, Answer]) -> Judg
     other = {path: answer for path, answer in answers.items() if answer.serial not in {"", record.xdp_serial}}
     usable = tuple(path for path in record.paths if path not in other)
     if other:
-        return Judgement(
-            _check(record, "mismatch", _mismatch(record, other, usable)), _proven(usable, answers)
-        )
+        proven = tuple(path for path in usable if path in answers and answers[path].serial)
+        return Judgement(_check(record, "mismatch", _mismatch(record, other, proven)), proven)
     if any(answer.serial for answer in answers.values()):
         return Judgement(_check(record, "checked", ""), usable)
     return Judgement(_check(record, "unchecked", _silence(record, answers)), usable)
@@ -78,18 +77,14 @@ def _check(record: CardRecord, state: CheckState, text: str) -> CardCheck:
     return CardCheck(record.host, record.device, record.xdp_serial, record.nqn, state, text)
 
 
-def _proven(usable: tuple[CardPath, ...], answers: Mapping[CardPath, Answer]) -> tuple[CardPath, ...]:
+def _mismatch(record: CardRecord, other: Mapping[CardPath, Answer], proven: tuple[CardPath, ...]) -> str:
     """Beside a wrong address, only those count that gave the right serial."""
-    return tuple(path for path in usable if path in answers and answers[path].serial)
-
-
-def _mismatch(record: CardRecord, other: Mapping[CardPath, Answer], usable: tuple[CardPath, ...]) -> str:
     path, answer = min(other.items())
     where = f"{path.transport}:{path.traddr}:{path.trsvcid}"
     told = (
         f"the card CLI says serial {record.xdp_serial}, the NVMe-oF subsystem at {where} says {answer.serial}"
     )
-    if usable:
+    if proven:
         return f"{told}; that address is not used: correct the card's addresses"
     return (
         f"{told}; it is not used: set AWC_XDP_SERIALS={record.device}:{answer.serial} in "
