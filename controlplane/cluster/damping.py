@@ -47,10 +47,14 @@ class DampedHealth:
     flapping: bool = False
 
 
-def first(seen: Verdict, written: Verdict | None) -> DampedHealth:
-    """State of a card that this leader has not seen yet; `written` is what its record says."""
+def first(seen: Verdict, written: Verdict | None, known: Verdict | None) -> DampedHealth:
+    """State of a card that this leader has not seen yet.
+
+    `written` is what its record says, `known` the last of it that was not unknown.
+    """
     start = written if written is not None else seen
-    known = start if start.health is not Health.UNKNOWN else None
+    if known is None and start.health is not Health.UNKNOWN:
+        known = start
     return step(DampedHealth(start, known, seen, streak=0, same=0), seen)
 
 

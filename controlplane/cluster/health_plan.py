@@ -9,7 +9,7 @@ from controlplane.cluster import damping
 from controlplane.cluster.damping import DampedHealth
 from controlplane.cluster.evidence import Evidence
 from controlplane.cluster.packet_loss import DEFAULT_LIMITS, LossLimits, find_loss
-from controlplane.cluster.verdicts import after_loss, judge, next_record, written_verdict
+from controlplane.cluster.verdicts import after_loss, judge, known_verdict, next_record, written_verdict
 from controlplane.model.cards import CardRecord, Health, HealthRecord
 
 # Host, device, serial: another card in the same place has a history of its own.
@@ -80,13 +80,13 @@ def _look(
     limits: LossLimits,
 ) -> tuple[DampedHealth, str]:
     """The card's state after this cycle, and what is to be told of packet loss."""
-    held = written_verdict(card, written)
-    known = before.known if before is not None else held
+    known = before.known if before is not None else known_verdict(card, written)
     loss = find_loss(card, given.evidence.loss, limits)
     verdict = judge(card, given.evidence.samples[card.host], loss)
     verdict = after_loss(verdict, known, loss, measured=bool(given.pinging - {card.host}))
-    state = damping.first(verdict, held) if before is None else damping.step(before, verdict)
-    return state, loss.note
+    if before is None:
+        return damping.first(verdict, written_verdict(card, written), known), loss.note
+    return damping.step(before, verdict), loss.note
 
 
 def _record(

@@ -41,6 +41,7 @@ def prometheus_config(scrape_seconds: float) -> str:
   - job_name: {job}
     body_size_limit: {_BODY_LIMIT}
     sample_limit: {_SAMPLE_LIMIT}
+    honor_timestamps: false
     file_sd_configs:
       - files: [{file}]
         refresh_interval: 30s

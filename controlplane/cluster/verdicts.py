@@ -14,6 +14,7 @@ from controlplane.cluster.packet_loss import LossFinding
 from controlplane.model.cards import CardRecord, Health, HealthRecord
 
 LOSS = "packet loss"
+NOT_REACHED_SINCE = "its storage service runs, but no host reached it since it was lost"
 NO_FINDING = LossFinding()
 
 
@@ -61,7 +62,7 @@ def after_loss(verdict: Verdict, known: Verdict | None, loss: LossFinding, measu
     lost_before = known is not None and known.health is Health.SICK and known.cause == LOSS
     if verdict.health is not Health.HEALTHY or not lost_before or loss.reaching or not measured:
         return verdict
-    return Verdict(Health.UNKNOWN, "its storage service runs, but no host reached it since it was lost")
+    return Verdict(Health.UNKNOWN, NOT_REACHED_SINCE)
 
 
 def written_verdict(card: CardRecord, record: HealthRecord | None) -> Verdict | None:
@@ -70,6 +71,16 @@ def written_verdict(card: CardRecord, record: HealthRecord | None) -> Verdict | 
         return None
     cause = LOSS if record.reason.startswith(f"{LOSS}:") else ""
     return Verdict(record.health_xdp, record.reason, cause)
+
+
+def known_verdict(card: CardRecord, record: HealthRecord | None) -> Verdict | None:
+    """The last verdict that was not unknown, as far as a record tells it."""
+    written = written_verdict(card, record)
+    if record is None or written is None or written.health is not Health.UNKNOWN:
+        return written
+    if record.last_known is Health.UNKNOWN:
+        return None
+    return Verdict(record.last_known, record.reason, LOSS if record.reason == NOT_REACHED_SINCE else "")
 
 
 def next_record(

@@ -21,7 +21,7 @@ def run(inputs: Iterable[Verdict], written: Verdict | None = None) -> list[Dampe
     """States after each input."""
     states: list[DampedHealth] = []
     for seen in inputs:
-        states.append(step(states[-1], seen, LIMITS) if states else first(seen, written))
+        states.append(step(states[-1], seen, LIMITS) if states else first(seen, written, written))
     return states
 
 
@@ -49,7 +49,7 @@ def test_each_further_recovery_must_last_twice_as_long() -> None:
 
 
 def test_an_operator_who_stops_a_card_twice_waits_for_nothing() -> None:
-    states = [first(UP, None)]
+    states = [first(UP, None, None)]
     for seen in inputs("SHSHSH"):
         states.append(step(states[-1], seen))
     assert shown(states) == "HSHSHSS"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from controlplane.cluster.evidence import HostEndpoints, PathLoss
 from controlplane.cluster.metric_source import ExporterSource, parse_loss, parse_sample
 from tests.support.addresses import LoopbackNet
+from tests.support.http_exporter import HttpExporter, ping_loss
 
 
 def test_the_metric_is_read_by_serial() -> None:
@@ -99,6 +100,23 @@ async def test_a_bad_exporter_is_a_sample_with_an_error(
     finally:
         await source.close()
         server.close()
+
+
+async def test_loss_is_read_from_the_ping_exporters_and_one_that_is_away_says_nothing(
+    loopback_net: LoopbackNet,
+) -> None:
+    ping = ping_loss("s1", s2=("192.0.2.2", 100))
+    with HttpExporter(loopback_net.host(1), 9427, ping) as exporter:
+        source = ExporterSource(5.0)
+        try:
+            away = f"{loopback_net.host(2)}:9427"
+            evidence = await source.read(
+                {"s1": HostEndpoints("", exporter.endpoint), "s2": HostEndpoints("", away)}
+            )
+        finally:
+            await source.close()
+    assert evidence.loss == (PathLoss("s1", "s2", "192.0.2.2", 100.0),)
+    assert (dict(evidence.samples), evidence.problem) == ({}, "")
 
 
 async def test_one_silent_exporter_does_not_delay_the_others_beyond_its_deadline(

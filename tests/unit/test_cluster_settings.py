@@ -39,6 +39,21 @@ def test_environment_wins_over_files(tmp_path: Path) -> None:
     assert settings.xdp_serials == {"xdp0": "L0P0", "xdp1": "L0P1"}
 
 
+def test_what_the_record_tells_of_exporters_and_data_addresses(tmp_path: Path) -> None:
+    storage = load_settings(tmp_path, INSECURE)
+    assert (storage.addresses["ping"], "data" in storage.addresses) == ("127.0.0.1:9427", False)
+    witness = load_settings(tmp_path, INSECURE | {"AWC_WITNESS": "1"})
+    assert "ping" not in witness.addresses
+    data = {"AWC_WITNESS": "1", "AWC_DATA_ADDRESSES": "2001:DB8::0:1, ::ffff:192.0.2.1,192.0.2.1"}
+    pinged = load_settings(tmp_path, INSECURE | data).addresses
+    assert (pinged["data"], pinged["ping"]) == ("192.0.2.1,2001:db8::1", "127.0.0.1:9427")
+
+
+def test_prometheus_may_be_on_the_hosts_own_address(tmp_path: Path) -> None:
+    own = {"AWC_ADDRESS": "127.0.0.9", "AWC_PROMETHEUS_URL": "http://127.0.0.9:9090/"}
+    assert load_settings(tmp_path, INSECURE | own).prometheus_url == "http://127.0.0.9:9090"
+
+
 def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, INSECURE | {"AWC_ADDRESS": "[0:0::1]"})
     assert settings.address == "::1"
@@ -60,6 +75,15 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
         ({"AWC_HOST": "a/b"}, ["AWC_HOST", "a/b"]),
         ({"AWC_API_PORT": "0"}, ["AWC_API_PORT", "0"]),
         ({"AWC_API_PORT": "2379"}, ["AWC_API_PORT", "own port"]),
+        ({"AWC_PING_PORT": "7891"}, ["AWC_PING_PORT", "own port"]),
+        ({"AWC_METRICS": "direct"}, ["AWC_METRICS", "exporters"]),
+        ({"AWC_PROMETHEUS_URL": "127.0.0.1:9090"}, ["AWC_PROMETHEUS_URL", "http://ADDRESS:PORT"]),
+        ({"AWC_PROMETHEUS_URL": "http://127.0.0.1"}, ["AWC_PROMETHEUS_URL", "no port"]),
+        ({"AWC_PROMETHEUS_URL": "http://192.0.2.9:9090"}, ["AWC_PROMETHEUS_URL", "own Prometheus"]),
+        ({"AWC_DATA_ADDRESSES": "192.0.2.1,storage-1"}, ["AWC_DATA_ADDRESSES", "storage-1"]),
+        ({"AWC_PING_LOSS_PERCENT": "0"}, ["AWC_PING_LOSS_PERCENT", "from 1 to 100"]),
+        ({"AWC_SCRAPE_SECONDS": "0"}, ["AWC_SCRAPE_SECONDS"]),
+        ({"AWC_MONITORING_DIR": "here"}, ["AWC_MONITORING_DIR", "relative"]),
         ({"AWC_DATA_DIR": "etcd"}, ["AWC_DATA_DIR", "relative"]),
         ({"AWC_CYCLE_SECONDS": "nan"}, ["AWC_CYCLE_SECONDS"]),
         ({"AWC_CARD_CLI": "list 'x"}, ["AWC_CARD_CLI", "quotes"]),

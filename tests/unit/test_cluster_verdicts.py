@@ -198,6 +198,16 @@ def test_a_new_leader_knows_from_the_record_that_a_card_was_lost() -> None:
     assert following.cycle(UP, seen(reached_by=("storage-2",)), warm=True) is Health.HEALTHY
 
 
+def test_a_new_leader_knows_from_an_unknown_record_that_the_card_was_lost_before() -> None:
+    term = Term()
+    for loss in (seen(lost_by=("storage-2", "storage-3")), (), ()):
+        term.cycle(UP, loss)
+    following = Term(term.record)
+    assert [following.cycle(UP) for _ in range(3)] == [Health.UNKNOWN] * 3
+    assert following.writes == 0
+    assert following.cycle(UP, seen(reached_by=("storage-2",))) is Health.HEALTHY
+
+
 def test_without_any_ping_exporter_the_storage_service_alone_decides() -> None:
     term = Term(pinging=())
     term.cycle(UP, seen(lost_by=("storage-2", "storage-3")))
