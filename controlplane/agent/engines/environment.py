@@ -11,7 +11,7 @@ import base64
 import csv
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,24 +84,24 @@ class Environment:
             return False
         return record is not None and record.get("version") == self.wanted.version and self.python.exists()
 
-    def finish(self, packages: list[str]) -> None:
+    def finish(self, packages: Mapping[str, str]) -> None:
         """Write the record that makes it whole. Raises OSError."""
         wanted = self.wanted
         document = {
             "engine": wanted.engine,
             "version": wanted.version,
             "variant": wanted.variant,
-            "packages": packages,
+            "packages": dict(packages),
         }
         write_document(self.path / MANIFEST, document)
 
 
-def verify(environment: Environment, package: str) -> None:
+def verify(environment: Environment, package: str) -> dict[str, str]:
     """Check every installed file against the hash that its package lists. Raises BrokenError.
 
-    The engine's own package must be there in the wanted version.
+    The engine's own package must be there in the wanted version. Returns all packages with their versions.
     """
-    versions = {}
+    versions: dict[str, str] = {}
     for site in environment.path.glob("lib/python*/site-packages"):
         for info in sorted(site.glob("*.dist-info")):
             name, _, version = info.name.removesuffix(".dist-info").partition("-")
@@ -113,6 +113,7 @@ def verify(environment: Environment, package: str) -> None:
         raise BrokenError(f"{package} was not installed")
     if _normal(have) != _normal(environment.wanted.version):
         raise BrokenError(f"{package} is there in version {have}, not {environment.wanted.version}")
+    return versions
 
 
 def _listed(info: Path) -> Iterator[tuple[str, str]]:
