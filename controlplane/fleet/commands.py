@@ -83,6 +83,8 @@ def start_message(request_id: str, assignment: Assignment, place: Place, head: s
             head_address=head,
             gateway=profile.gateway,
             stop_grace_seconds=profile.stop_grace_seconds,
+            drain_path=profile.drain_path,
+            drain_signal=profile.drain_signal,
         )
     )
 

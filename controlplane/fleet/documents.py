@@ -203,6 +203,8 @@ def model_message(spec: ModelSpec) -> fleet_pb2.Model:
                 start_seconds=p.start_seconds,
                 drain_seconds=p.drain_seconds,
                 stop_grace_seconds=p.stop_grace_seconds,
+                drain_path=p.drain_path,
+                drain_signal=p.drain_signal,
             )
             for p in spec.profiles
         ],
@@ -235,4 +237,6 @@ def _read_profile(message: fleet_pb2.Profile) -> Profile:
         start_seconds=message.start_seconds or DEFAULT_START_SECONDS,
         drain_seconds=message.drain_seconds if message.HasField("drain_seconds") else DEFAULT_DRAIN_SECONDS,
         stop_grace_seconds=message.stop_grace_seconds or DEFAULT_GRACE_SECONDS,
+        drain_path=message.drain_path,
+        drain_signal=message.drain_signal,
     )

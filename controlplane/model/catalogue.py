@@ -15,6 +15,7 @@ MAX_TEXT = 4096
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
+DRAIN_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 
 
@@ -44,6 +45,8 @@ class Profile:
     start_seconds: float = 1800.0
     drain_seconds: float = 30.0
     stop_grace_seconds: float = 10.0
+    drain_path: str = ""
+    drain_signal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,10 @@ def _check_profile(profile: Profile) -> None:
         raise CatalogueError(f"{where}: port is 0; several nodes meet at a port of the first: choose one")
     if profile.health_path and not profile.health_path.startswith("/"):
         raise CatalogueError(f"{where}: health_path {profile.health_path[:80]!r} does not begin with '/'")
+    if profile.drain_path and (profile.drain_signal or not profile.drain_path.startswith("/")):
+        raise CatalogueError(f"{where}: drain_path is to begin with '/' and to stand without drain_signal")
+    if profile.drain_signal and profile.drain_signal not in DRAIN_SIGNALS:
+        raise CatalogueError(f"{where}: drain_signal is not one of {', '.join(sorted(DRAIN_SIGNALS))}")
     for variable in profile.environment:
         if not _VARIABLE.fullmatch(variable):
             raise CatalogueError(f"{where}: {variable[:80]!r} is not the name of a variable")

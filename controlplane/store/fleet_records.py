@@ -156,6 +156,8 @@ def _profile_fields(profile: Profile) -> dict[str, Any]:
         "start_seconds": profile.start_seconds,
         "drain_seconds": profile.drain_seconds,
         "stop_grace_seconds": profile.stop_grace_seconds,
+        "drain_path": profile.drain_path,
+        "drain_signal": profile.drain_signal,
     }
 
 
@@ -179,6 +181,8 @@ def _profile(fields: Fields) -> Profile:
         start_seconds=fields.number("start_seconds"),
         drain_seconds=fields.number("drain_seconds"),
         stop_grace_seconds=fields.number("stop_grace_seconds"),
+        drain_path=fields.optional_text("drain_path"),
+        drain_signal=fields.optional_text("drain_signal"),
     )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from controlplane.model.catalogue import DRAIN_SIGNALS
+
 SHARD_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-DRAIN_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT"})
 MAX_WORDS = 1024
 MAX_WORD = 128 * 1024 - 1  # Linux' limit of one argument
 
