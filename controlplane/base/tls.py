@@ -13,7 +13,7 @@ import grpc
 
 from controlplane.base.credentials import CredentialFiles, Credentials, CredentialsError
 from controlplane.base.logging import get_logger
-from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role, identity_of
+from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role, identity_of, utc_now
 
 # For every channel with `channel_credentials`.
 TLS_OPTIONS: tuple[tuple[str, str], ...] = (("grpc.ssl_target_name_override", HOST_DNS_NAME),)
@@ -56,15 +56,24 @@ class NewestCredentials:
         self._said = ""
 
     def __call__(self) -> grpc.ChannelCredentials:
-        """The newest that can be used."""
+        """The newest that can be used; what is wrong with them, or will be soon, is logged once."""
         try:
-            self._last = channel_credentials(self._files.load())
-            self._said = ""
+            loaded = self._files.load()
         except CredentialsError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                log.warning("credentials not read", reason=self._said)
+            self._say("credentials not read", str(error))
+            return self._last
+        self._last = channel_credentials(loaded)
+        if loaded.renewal_due(utc_now()):
+            end = loaded.certificate.not_valid_after_utc
+            self._say("certificate ends soon", f"{self._files.certificate} ends at {end:%Y-%m-%d %H:%M:%SZ}")
+        else:
+            self._said = ""
         return self._last
+
+    def _say(self, event: str, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            log.warning(event, reason=reason)
 
 
 def server_credentials(files: CredentialFiles) -> grpc.ServerCredentials:

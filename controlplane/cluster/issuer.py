@@ -104,7 +104,7 @@ class Issuer:
             await pki_records.add_token(self._link.client, record, expired)
         except StoreError as error:
             raise Unavailable(f"no token was made: etcd: {error}; ask again") from error
-        log.info("join token made", token_id=token.token_id, ttl_seconds=ttl)
+        log.info("join token made", id=token.token_id, ttl_seconds=ttl)
         return pki_pb2.CreateTokenResponse(token=token.text(), expires=record.expires)
 
     async def enroll(
@@ -133,7 +133,7 @@ class Issuer:
             ) from error
         certificate = pki.issue(authority, key, identity, self._now(), addresses=[literal])
         await self._register(identity, certificate)
-        log.info("host enrolled", host=host, address=literal, token_id=token_id)
+        log.info("host enrolled", host=host, address=literal, by=token_id)
         return pki.to_pem(certificate).decode(), pki.key_pem(authority.key).decode()
 
     async def overview(self) -> pki_pb2.GetPkiResponse:

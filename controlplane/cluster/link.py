@@ -71,7 +71,12 @@ class EtcdLink:
         return picture
 
     async def leads_raft(self) -> bool:
-        """Whether the host's own member is etcd's raft leader now; False when it does not answer."""
+        """Whether the host's own member is etcd's raft leader now; False when it does not answer.
+
+        A host in no cluster is not asked: with `mtls` it has no certificate to ask with.
+        """
+        if self._client is None:
+            return False
         status = await self._own_status()
         return status is not None and status.leader_id == status.member_id
 

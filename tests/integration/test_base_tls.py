@@ -168,3 +168,33 @@ async def test_files_that_can_not_be_used_leave_the_last_good_ones(served: Serve
     admin = tls.channel_credentials(served.authority.issue(Role.ADMIN, "a").load())
     served.files.certificate.write_bytes(b"half a certif")
     assert await ask(served.target, admin) == "admin a"
+
+
+async def test_a_client_goes_on_with_what_it_had_and_says_what_is_wrong(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Replaced files count for the next connection; damaged ones, and an end that is near, are told once."""
+    files = served.authority.issue(Role.GATEWAY, "pod-1")
+    newest = tls.NewestCredentials(files)
+    assert await ask(served.target, newest()) == "gateway pod-1"
+    whole = files.certificate.read_bytes()
+    files.certificate.write_bytes(whole[:100])
+    for _ in range(2):
+        assert await ask(served.target, newest()) == "gateway pod-1"
+    assert capsys.readouterr().out.count("credentials not read") == 1
+    files.certificate.write_bytes(whole)
+    newest()
+    assert "certificate ends soon" not in capsys.readouterr().out
+    old = TestAuthority(
+        served.authority.root, pki.create_authority("t", "u", pki.utc_now() - timedelta(days=2))
+    )
+    old.issue(Role.GATEWAY, "pod-1", now=pki.utc_now() - timedelta(hours=20), days=1)
+    newest()
+    newest()
+    assert capsys.readouterr().out.count("certificate ends soon") == 1
+
+
+async def test_a_client_without_files_reaches_nobody(served: Served, tmp_path: Path) -> None:
+    newest = tls.NewestCredentials(CredentialFiles.in_directory(tmp_path / "none"))
+    code, _ = await refusal(served.target, newest())
+    assert code is grpc.StatusCode.UNAVAILABLE
