@@ -110,7 +110,9 @@ class SpaceKeeper:
     async def _in_order(self, client: EtcdClient) -> list[Member]:
         """The members that answer; the raft leader, whose pause stops everyone's writes, last."""
         found: list[tuple[bool, Member]] = []
-        for member in await list_members(client):
+        members = await list_members(client)
+        self._link.note_members(members)  # each of them is asked by itself
+        for member in members:
             status = await status_of(client, member)
             if status is None:
                 log.warning("etcd member not defragmented", member=member.name, reason="it does not answer")
