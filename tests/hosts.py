@@ -39,11 +39,9 @@ _FIREWALL = """
 table inet akv {
   set cut { type ipv4_addr; }
   set cut_control { type ipv4_addr; }
-  set cut_pings { type ipv4_addr; }
   chain input {
     type filter hook input priority 0; policy accept;
     ip saddr @cut drop
-    ip saddr @cut_pings icmp type echo-request drop
     ip saddr @cut_control tcp dport { %(ports)s } drop
     ip saddr @cut_control tcp sport { %(ports)s } drop
   }
@@ -142,10 +140,6 @@ class HostNetwork:
         chosen = "cut_control" if control_only else "cut"
         _nft(target, "add", "element", "inet", "akv", chosen, "{", source.address, "}")
 
-    def cut_pings(self, source: NetHost, target: NetHost) -> None:
-        """The target does not see the source's pings."""
-        _nft(target, "add", "element", "inet", "akv", "cut_pings", "{", source.address, "}")
-
     def isolate(self, host: NetHost) -> None:
         """Cut the host off from every other one."""
         for other in self.hosts.values():
@@ -155,7 +149,7 @@ class HostNetwork:
     def heal(self, hosts: Iterable[NetHost] | None = None) -> None:
         """Undo all cuts (of these hosts' inputs)."""
         for host in self.hosts.values() if hosts is None else hosts:
-            for name in ("cut", "cut_control", "cut_pings"):
+            for name in ("cut", "cut_control"):
                 _nft(host, "flush", "set", "inet", "akv", name)
 
     def close(self) -> None:

@@ -13,10 +13,11 @@ from tests.support.scene.scene import Scene, three_hosts
 def shared_scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Three storage hosts and two gateways for a module; use `scene`, in which all is well.
 
-    A module with MONITORED = True has a Prometheus and a ping exporter on each host.
+    A module with MONITORED = True has a Prometheus and a ping exporter on each host, one with SECURE = True
+    certificates on every connection of the control path.
     """
-    monitored = bool(getattr(request.module, "MONITORED", False))
-    with three_hosts(tmp_path_factory.mktemp("scene"), monitored=monitored) as scene:
+    monitored, secure = (bool(getattr(request.module, name, False)) for name in ("MONITORED", "SECURE"))
+    with three_hosts(tmp_path_factory.mktemp("scene"), monitored=monitored, secure=secure) as scene:
         yield scene
 
 

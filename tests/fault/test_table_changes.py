@@ -15,6 +15,7 @@ from tests.support.scene.scene import Scene
 from tests.support.scene.storage import CardSpec, StorageHost
 
 pytestmark = list(NEEDS_HOSTS)
+SECURE = True
 
 SLOTS = 8
 
@@ -26,7 +27,7 @@ def guest(scene: Scene) -> Iterator[StorageHost]:
     yield host
     if host in scene.members:
         scene.members.remove(host)
-        answer = scene.console.cli(scene.members[0].api, "remove_node", "-n", host.name, "--forget-cards")
+        answer = scene.console.cli(scene.members[0], "remove_node", "-n", host.name, "--forget-cards")
         assert answer.code == 0, answer.err
     host.remove_cards()
 
@@ -90,14 +91,14 @@ def test_a_server_is_removed_and_added_again(scene: Scene) -> None:
     with scene.traffic() as traffic:
         mark = LogMark(scene)
         with traffic.shift(whole, whole.without("L2P0")):
-            scene.console.cli(asked.api, "remove_node", "-n", host.name).document()
+            scene.console.cli(asked, "remove_node", "-n", host.name).document()
             out = mark.wait_all(OUT, "L2P0")
             scene.wait_in_use({"L0P0", "L1P0"})
         assert {event["reason"] for event in out} == {"host disabled"}
-        document = scene.wait(lambda: scene.console.cluster(asked.api), "get_cluster answers")
+        document = scene.wait(lambda: scene.console.cluster(asked), "get_cluster answers")
         assert {h["host"]: h["enabled"] for h in document["hosts"]}[host.name] == 0
         assert scene.wait_same_plan() == whole.fingerprint, "a removed host's cards keep their slots"
-        scene.console.cli(host.api, "add_node", "-n", asked.api).document()
+        scene.add_node(host, asked)
         mark.wait_all(IN, "L2P0")
         scene.wait_in_use(scene.serials)
         traffic.expect_home(whole, "L2P0")

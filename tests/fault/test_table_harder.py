@@ -20,6 +20,7 @@ from tests.support.scene.storage import StorageHost, running
 from tests.support.scene.traffic import Traffic
 
 pytestmark = list(NEEDS_HOSTS)
+SECURE = True
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def wait_other_leader(scene: Scene, old: StorageHost) -> StorageHost:
 
 
 def _leads(scene: Scene, asked: StorageHost, old: StorageHost) -> StorageHost | None:
-    document = scene.console.cluster(asked.api)
+    document = scene.console.cluster(asked)
     name = document["leader"] if document else ""
     return scene.hosts[name] if name and name != old.name else None
 
@@ -71,7 +72,7 @@ def test_an_etcd_member_is_suspended(scene: Scene) -> None:
     host = scene.hosts["storage-1"]
     with scene.traffic() as traffic, nothing_changes(scene, traffic):
         host.suspend(host.wait_etcd())
-        scene.wait(lambda: scene.console.cluster(scene.hosts["storage-2"].api), "the others answer")
+        scene.wait(lambda: scene.console.cluster(scene.hosts["storage-2"]), "the others answer")
         for _ in range(3):
             traffic.one_pass()
         host.resume()
@@ -184,8 +185,8 @@ def test_a_wiped_isolated_host_is_first_in_the_list(scene: Scene) -> None:
         for other in others:
             scene.network.cut(wiped.net, other.net)
         wiped.start()
-        scene.console.cli(wiped.api, "create_cluster", "--name", CLUSTER).document()
-        scene.wait(lambda: scene.console.cluster(wiped.api), "the wiped host serves a cluster of its own")
+        scene.console.cli(wiped, "create_cluster", "--name", CLUSTER).document()
+        scene.wait(lambda: scene.console.cluster(wiped), "the wiped host serves a cluster of its own")
         for gateway in scene.gateways:
             assert gateway.control is not None
             gateway.control.kill()
@@ -197,7 +198,7 @@ def test_a_wiped_isolated_host_is_first_in_the_list(scene: Scene) -> None:
         wiped.wipe()
         scene.network.heal()
         wiped.start()
-        scene.console.cli(wiped.api, "add_node", "-n", others[0].api).document()
+        scene.add_node(wiped, others[0])
         scene.wait_well()
 
 

@@ -31,7 +31,7 @@ OTHERS = {"L0P0", "L2P0"}
 
 
 def member_ids(scene: Scene, asked: StorageHost) -> dict[str, str]:
-    document = scene.wait(lambda: scene.console.members(asked.api), "get_members answers")
+    document = scene.wait(lambda: scene.console.members(asked), "get_members answers")
     return {member["host"]: member["member_id"] for member in document["members"]}
 
 
@@ -42,10 +42,10 @@ def test_etcd_does_not_answer(scene: Scene) -> None:
         mark.wait_all(STALE)
         traffic.one_pass()
         scene.wait(lambda: all(map(is_stale, scene.gateways)), "the status files say stale")
-        refused = scene.console.cli(scene.members[0].api, "get_cluster", seconds=10.0)
+        refused = scene.console.cli(scene.members[0], "get_cluster", seconds=10.0)
         assert refused.code != 0
         assert "etcd" in refused.err
-        remembered = scene.console.members(scene.members[0].api)
+        remembered = scene.console.members(scene.members[0])
         assert remembered is not None
         assert len(remembered["members"]) == 3
         for host in scene.members:
@@ -61,7 +61,7 @@ def test_the_quorum_is_lost_and_comes_back_with_the_same_members(scene: Scene) -
             assert host.service is not None
             host.service.kill()  # its etcd ends with it
         mark.wait_all(STALE)
-        assert scene.console.cli(survivor.api, "get_cluster", seconds=10.0).code != 0
+        assert scene.console.cli(survivor, "get_cluster", seconds=10.0).code != 0
         traffic.one_pass()
         for host in gone:
             host.start()
@@ -112,7 +112,7 @@ def test_the_leader_loses_its_card_metrics(scene: Scene) -> None:
 def test_the_leaders_prometheus_is_suspended(scene: Scene) -> None:
     """It takes connections and answers nothing."""
     with scene.traffic() as traffic, nothing_changes(scene, traffic):
-        for host in scene.members:
+        for host in scene.watched():
             assert host.prometheus is not None
             host.suspend(host.prometheus.pid)
         scene.wait_health(dict.fromkeys(scene.serials, 2))
@@ -124,9 +124,9 @@ def test_the_leaders_prometheus_is_suspended(scene: Scene) -> None:
 
 def test_one_host_alone_loses_pings_of_another(scene: Scene) -> None:
     """One source is reported and not acted on."""
-    one, two, _ = scene.members
+    one, two, _ = scene.watched()
     with scene.traffic() as traffic, nothing_changes(scene, traffic):
-        scene.network.cut_pings(one.net, two.net)
+        two.drop_pings(one.net)
         scene.wait(
             lambda: _tells(scene, f"packet loss seen by {one.name} is not acted on"), "the leader tells"
         )
@@ -142,15 +142,14 @@ def _tells(scene: Scene, text: str) -> bool:
 
 def test_two_hosts_lose_the_pings_of_a_third(scene: Scene) -> None:
     """They reach each other and not the third: its card is sick, and back when they reach it."""
-    one, two, three = scene.members
+    one, two, three = scene.watched()
     whole = scene.placement()
     with scene.traffic() as traffic:
         with traffic.shift(whole, whole.without(VICTIM)):
-            for source in (one, three):
-                scene.network.cut_pings(source.net, two.net)
+            two.drop_pings(one.net, three.net)
             scene.wait_health({VICTIM: 1, "L0P0": 0, "L2P0": 0})
             scene.wait_in_use(OTHERS)
-        scene.network.heal()
+        two.answer_pings()
         scene.wait_in_use(scene.serials)
         traffic.expect_home(whole, VICTIM)
 
@@ -236,7 +235,7 @@ def test_a_storage_server_stops(scene: Scene) -> None:
             departure.gone_now()
             scene.wait_in_use(OTHERS)
             scene.wait_health({VICTIM: 2, "L0P0": 0, "L2P0": 0}, asked)
-        document = scene.console.cluster(asked.api)
+        document = scene.console.cluster(asked)
         assert document is not None
         assert document["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}
         host.start_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import select
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 
 from tests.hosts import NetHost
 from tests.support.procs import ROOT, python_environment, python_module
+from tests.support.scene.storage import StorageHost
 
 _ANSWER_SECONDS = 150.0
 READ_SECONDS = 5.0
@@ -48,33 +48,27 @@ class Console:
         self._process.kill()
         self._process.communicate(timeout=10)
 
-    def cli(self, target: str, *arguments: str, seconds: float | None = None) -> Answer:
-        """`clustercli --host target --output json arguments…`; `seconds` is its --timeout."""
+    def cli(self, host: StorageHost, *arguments: str, seconds: float | None = None) -> Answer:
+        """`clustercli --output json arguments…` to a host; `seconds` is its --timeout."""
         timeout = ["--timeout", str(seconds)] if seconds is not None else []
-        return self._ask({"cli": ["--host", target, "--output", "json", *timeout, *arguments]})
+        return self._ask({"cli": ["--host", host.asked_at, "--output", "json", *timeout, *arguments]})
 
-    def cluster(self, target: str) -> dict[str, Any] | None:
+    def cluster(self, host: StorageHost) -> dict[str, Any] | None:
         """get_cluster's document; None when it is refused or does not come in time."""
-        return self._read(target, "get_cluster")
+        return self._read(host, "get_cluster")
 
-    def members(self, target: str) -> dict[str, Any] | None:
+    def members(self, host: StorageHost) -> dict[str, Any] | None:
         """get_members' document, as `cluster`."""
-        return self._read(target, "get_members")
+        return self._read(host, "get_members")
 
-    def etcd_key(self, endpoint: str, key: str, revision: int = 0) -> dict[str, Any] | None:
-        """One key as etcd has it (at a revision), in base64; None without the key or an answer."""
-        body = {"key": base64.b64encode(key.encode()).decode(), "revision": revision}
-        answer = self._ask({"etcd": f"http://{endpoint}/v3/kv/range", "body": body})
-        pairs = answer.document().get("kvs", []) if answer.code == 0 else []
-        return dict(pairs[0]) if pairs else None
+    def etcd_is_well(self, host: StorageHost) -> bool:
+        """The host's member answers, knows a leader and reads through the quorum, by its own word."""
+        scheme, pki = ("https", str(host.pki_dir)) if host.secure else ("http", "")
+        answer = self._ask({"health": f"{scheme}://{host.etcd.endpoint}/health", "pki": pki})
+        return answer.code == 0 and answer.document().get("health") == "true"
 
-    def etcd_has_leader(self, endpoint: str) -> bool:
-        """The member answers, and knows a leader."""
-        answer = self._ask({"etcd": f"http://{endpoint}/v3/maintenance/status", "body": {}})
-        return answer.code == 0 and answer.document().get("leader", "0") != "0"
-
-    def _read(self, target: str, command: str) -> dict[str, Any] | None:
-        answer = self.cli(target, command, seconds=READ_SECONDS)
+    def _read(self, host: StorageHost, command: str) -> dict[str, Any] | None:
+        answer = self.cli(host, command, seconds=READ_SECONDS)
         return answer.document() if answer.code == 0 else None
 
     def _ask(self, order: dict[str, Any]) -> Answer:

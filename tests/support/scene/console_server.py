@@ -1,8 +1,8 @@
 """The far end of `Console`: runs on a host of the network and answers one JSON line for each JSON line.
 
-`{"cli": [...]}` runs clustercli with these arguments; `{"etcd": URL, "body": {...}}` asks etcd's own JSON
-gateway, so that a check does not depend on the product. In one process, since a check polls many times a
-second.
+`{"cli": [...]}` runs clustercli with these arguments; `{"health": URL, "pki": DIR}` asks etcd itself, with
+the certificate in DIR unless that is empty, so that a check does not depend on the product. In one process,
+since a check polls many times a second.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import ssl
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from clustercli.main import main as clustercli
+from controlplane.base.credentials import CredentialFiles
 
 ETCD_SECONDS = 2.0
 
@@ -35,21 +38,29 @@ def run_cli(arguments: list[str]) -> dict[str, Any]:
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
 
 
-def ask_etcd(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """POST to the JSON gateway; no answer is code 3, as clustercli's."""
-    request = urllib.request.Request(url, data=json.dumps(body).encode(), method="POST")
+def ask_etcd(url: str, pki: str) -> dict[str, Any]:
+    """GET /health; no answer is code 3, as clustercli's."""
     try:
-        with urllib.request.urlopen(request, timeout=ETCD_SECONDS) as answer:
+        with urllib.request.urlopen(url, timeout=ETCD_SECONDS, context=_tls(pki)) as answer:
             return {"code": 0, "out": answer.read().decode(), "err": ""}
     except OSError as error:
         return {"code": 3, "out": "", "err": str(error)}
+
+
+def _tls(pki: str) -> ssl.SSLContext | None:
+    if not pki:
+        return None
+    files = CredentialFiles.in_directory(Path(pki))
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    return context
 
 
 def serve() -> None:
     """Answer until stdin ends."""
     for line in sys.stdin:
         order = json.loads(line)
-        answer = run_cli(order["cli"]) if "cli" in order else ask_etcd(order["etcd"], order["body"])
+        answer = run_cli(order["cli"]) if "cli" in order else ask_etcd(order["health"], order["pki"])
         sys.__stdout__.write(json.dumps(answer) + "\n")  # type: ignore[union-attr]
         sys.__stdout__.flush()  # type: ignore[union-attr]
 

@@ -112,7 +112,7 @@ def exporter_killed(scene: Scene, chance: random.Random) -> Fault:
 
 def prometheus_harmed(scene: Scene, chance: random.Random) -> Fault:
     """Suspended or killed, on one host or on all of a monitored scene."""
-    hosts = scene.members if chance.random() < 0.5 else [_host(scene, chance)]
+    hosts = scene.watched() if chance.random() < 0.5 else [chance.choice(scene.watched())]
     kill = chance.random() < 0.5
     for host in hosts:
         assert host.prometheus is not None

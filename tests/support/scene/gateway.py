@@ -28,9 +28,7 @@ class Gateway:
 
     net: NetHost
     directory: Path
-    cluster_hosts: str
-    poll_ms: int
-    io_timeout_ms: int
+    chosen: dict[str, Any]
     control: Program | None = field(default=None, repr=False)
     dataplane: Program | None = field(default=None, repr=False)
     view: DataplaneView = field(init=False, repr=False)
@@ -53,12 +51,8 @@ class Gateway:
         """What is in gateway.yaml."""
         return {
             "storage_backend": "kv-nvme",
-            "cluster_hostname": self.cluster_hosts,
-            "cluster_security": "insecure-loopback",
-            "cluster_poll_ms": self.poll_ms,
             "cluster_sick_polls": SICK_POLLS,
             "cluster_absent_polls": ABSENT_POLLS,
-            "io_timeout_ms": self.io_timeout_ms,
             "bind_address": self.net.address,
             "port": PORT,
             "shared_memory_size": _SHARED_MEMORY,
@@ -66,6 +60,7 @@ class Gateway:
             "dataplane_socket": str(self.directory / "dataplane.sock"),
             "client_socket": str(self.directory / "gateway.sock"),
             "state_dir": str(self.directory),
+            **self.chosen,
         }
 
     def start(self) -> None:

@@ -19,6 +19,7 @@ from tests.support.scene.console import Console, health_of
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.storage import CardSpec, StorageHost, running
 from tests.support.scene.traffic import Stream, Traffic
+from tests.support.scene.watched import WatchedHost
 
 CLUSTER = "kv-cache"
 SETTLE_SECONDS = 60.0
@@ -59,6 +60,7 @@ class Scene:
     trace: Path
     pace: Pace = BRISK
     monitored: bool = False
+    secure: bool = False
     hosts: dict[str, StorageHost] = field(default_factory=dict)
     members: list[StorageHost] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
@@ -66,36 +68,55 @@ class Scene:
 
     def add_host(self, name: str, *specs: CardSpec, **settings: str) -> StorageHost:
         """A host with its cards, exporter and service running; in no cluster yet."""
-        host = StorageHost.of(self.network.add(name), self.directory / name, *specs)
+        kind = WatchedHost if self.monitored else StorageHost
+        host = kind.of(self.network.add(name), self.directory / name, *specs, secure=self.secure)
         self.hosts[name] = host
-        monitoring = host.monitor() if self.monitored else {}
-        host.configure(**{**self.pace.settings(), **monitoring, **settings})
+        host.configure(**{**self.pace.settings(), **settings})
         host.start_all()
         return host
 
     def add_gateway(self, name: str) -> Gateway:
         """A pod that is started; it waits for cards."""
-        hosts = ",".join(host.api for host in self.members)
-        gateway = Gateway(
-            self.network.add(name), self.directory / name, hosts, self.pace.poll_ms, self.pace.io_timeout_ms
-        )
+        directory = self.directory / name
+        settings: dict[str, Any] = {
+            "cluster_hostname": ",".join(host.api for host in self.members),
+            "cluster_poll_ms": self.pace.poll_ms,
+            "io_timeout_ms": self.pace.io_timeout_ms,
+            "cluster_security": "mtls" if self.secure else "insecure-loopback",
+        }
+        if self.secure:
+            settings |= self._gateway_certificate(name, directory / "pki")
+        gateway = Gateway(self.network.add(name), directory, settings)
         self.gateways.append(gateway)
         gateway.start()
         return gateway
 
+    def _gateway_certificate(self, name: str, out: Path) -> dict[str, str]:
+        """`clustercli pki issue` for a gateway; its lines in gateway.yaml."""
+        order = ("pki", "issue", "--role", "gateway", "--name", name, "--out", str(out))
+        issued = self.console.cli(self.members[0], *order).document()
+        return {f"cluster_{kind}": issued[kind] for kind in ("ca", "cert", "key")}
+
     def create_cluster(self, host: StorageHost) -> None:
         """`clustercli create_cluster` on the first host."""
-        self.console.cli(host.api, "create_cluster", "--name", CLUSTER).document()
+        self.console.cli(host, "create_cluster", "--name", CLUSTER).document()
         self._joined(host)
 
     def join(self, host: StorageHost) -> None:
         """`clustercli add_node` on a host; waits until it is in the cluster, not until it votes."""
-        self.console.cli(host.api, "add_node", "-n", self.members[0].api).document()
+        self.add_node(host, self.members[0])
         self._joined(host)
+
+    def add_node(self, host: StorageHost, via: StorageHost) -> None:
+        """`clustercli add_node -n via` on a host, with a fresh token where there are certificates."""
+        token: list[str] = []
+        if self.secure:
+            token = ["--token", self.console.cli(via, "pki", "token").document()["token"]]
+        self.console.cli(host, "add_node", "-n", via.api, *token).document()
 
     def _joined(self, host: StorageHost) -> None:
         self.members.append(host)
-        if self.monitored:
+        if isinstance(host, WatchedHost):
             host.start_prometheus()
 
     def wait(
@@ -114,14 +135,14 @@ class Scene:
 
     def ask(self) -> dict[str, Any] | None:
         """get_cluster of the first host that answers."""
-        answers = (self.console.cluster(host.api) for host in self.members if running(host.service))
+        answers = (self.console.cluster(host) for host in self.members if running(host.service))
         return next((answer for answer in answers if answer is not None), None)
 
     def leader(self, asked: StorageHost | None = None) -> StorageHost:
         """The host that leads, as `asked` (else any host) says."""
 
         def probe() -> StorageHost | None:
-            document = self.console.cluster(asked.api) if asked is not None else self.ask()
+            document = self.console.cluster(asked) if asked is not None else self.ask()
             return self.hosts.get(str(document["leader"])) if document else None
 
         return self.wait(probe, "a leader")
@@ -130,7 +151,7 @@ class Scene:
         """Until clustercli shows this health_xdp for these cards."""
 
         def probe() -> bool:
-            found = health_of(self.console.cluster(asked.api) if asked is not None else self.ask())
+            found = health_of(self.console.cluster(asked) if asked is not None else self.ask())
             return all(found.get(serial) == health for serial, health in expected.items())
 
         self.wait(probe, f"health {dict(expected)}")
@@ -164,6 +185,10 @@ class Scene:
         """Cards of the members."""
         return {serial for host in self.members for serial in host.specs}
 
+    def watched(self) -> list[WatchedHost]:
+        """The members of a monitored scene."""
+        return [host for host in self.members if isinstance(host, WatchedHost)]
+
     def heal(self) -> None:
         """Undo every fault and wait until all is well: the start of each test, also after one that failed."""
         self.network.heal()
@@ -172,6 +197,9 @@ class Scene:
             host.tell_the_truth()
         for host in self.members:
             host.start_all()
+        for watched in self.watched():
+            watched.answer_pings()
+            watched.start_prometheus()
         for gateway in self.gateways:
             gateway.start()
         self.wait_well()
@@ -188,7 +216,7 @@ class Scene:
 
     def _members_run(self) -> bool:
         return all(
-            (host.data_dir / "member" / "wal").is_dir() and self.console.etcd_has_leader(host.etcd.endpoint)
+            (host.data_dir / "member" / "wal").is_dir() and self.console.etcd_is_well(host)
             for host in self.members
         )
 
@@ -196,7 +224,7 @@ class Scene:
         """Voters of a list in which every member runs, as each running host tells it; -1 when they differ."""
         found = set()
         for host in self.members:
-            document = self.console.members(host.api)
+            document = self.console.members(host)
             members = document["members"] if document else []
             found.add(sum(not m["learner"] for m in members) if all(m["started"] for m in members) else -1)
         return found.pop() if len(found) == 1 else -1
@@ -244,24 +272,29 @@ class Scene:
 
 
 @contextmanager
-def empty_scene(directory: Path, pace: Pace = BRISK, *, monitored: bool = False) -> Iterator[Scene]:
+def empty_scene(
+    directory: Path, pace: Pace = BRISK, *, monitored: bool = False, secure: bool = False
+) -> Iterator[Scene]:
     """A network with an operator and nothing else; everything in it is ended afterwards."""
     with ExitStack() as stack:
         network = stack.enter_context(host_network())
         console = Console(network.add("operator"))
         stack.callback(console.close)
-        scene = Scene(network, directory, console, _trace(directory), pace, monitored)
+        scene = Scene(network, directory, console, _trace(directory), pace, monitored, secure)
         stack.callback(_stop, scene)
         yield scene
 
 
 @contextmanager
-def three_hosts(directory: Path, pace: Pace = BRISK, *, monitored: bool = False) -> Iterator[Scene]:
+def three_hosts(
+    directory: Path, pace: Pace = BRISK, *, monitored: bool = False, secure: bool = False
+) -> Iterator[Scene]:
     """Three storage hosts with a card each in one cluster, and two gateways that use them; all well.
 
-    `monitored`: with ping exporters, and a real Prometheus on each host that the leader asks.
+    `monitored`: with ping exporters, and a real Prometheus on each host that the leader asks. `secure`: with
+    certificates on every connection of the control path.
     """
-    with empty_scene(directory, pace, monitored=monitored) as scene:
+    with empty_scene(directory, pace, monitored=monitored, secure=secure) as scene:
         for name, serial in FIRST_CARDS.items():
             scene.add_host(name, CardSpec(serial))
         first, *others = scene.hosts.values()

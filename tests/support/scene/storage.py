@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.hosts import NetHost
 from tests.support.cluster_hosts import ClusterHost
-from tests.support.procs import Program, python_module, wait_until
-from tests.support.prometheus import PORT as PROMETHEUS_PORT
-from tests.support.prometheus import start_prometheus
+from tests.support.procs import Program, wait_until
 from tests.support.softcard import softcard_program
 
 CARD_PORT = 4420
@@ -47,9 +45,6 @@ class StorageHost(ClusterHost):
     net: NetHost = field(default_factory=lambda: NetHost("", "", ""))
     specs: dict[str, CardSpec] = field(default_factory=dict)
     cards: dict[str, Program] = field(default_factory=dict, repr=False)
-    monitored: bool = False
-    prometheus: Program | None = field(default=None, repr=False)
-    ping: Program | None = field(default=None, repr=False)
     # When suspended processes went on, Unix seconds.
     resumed_at: list[float] = field(default_factory=list)
     _suspended: set[int] = field(default_factory=set)
@@ -58,24 +53,17 @@ class StorageHost(ClusterHost):
     _past: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, net: NetHost, directory: Path, *specs: CardSpec, witness: bool = False) -> StorageHost:
+    def of(
+        cls, net: NetHost, directory: Path, *specs: CardSpec, witness: bool = False, secure: bool = False
+    ) -> Self:
         """A host that has these cards; nothing is started."""
-        host = cls(net.name, net.address, directory, witness, net=net)
+        host = cls(net.name, net.address, directory, witness, secure, net=net)
         host.specs = {spec.serial: spec for spec in specs}
         host.tell_the_truth()
         return host
 
     def place(self, command: list[str]) -> list[str]:
         return self.net.command(command)
-
-    def monitor(self) -> dict[str, str]:
-        """Let the leader's metrics come through a Prometheus on each host; its settings."""
-        self.monitored = True
-        return {
-            "AWC_METRICS": "prometheus",
-            "AWC_PROMETHEUS_URL": f"http://{self.address}:{PROMETHEUS_PORT}",
-            "AWC_SCRAPE_SECONDS": "0.5",
-        }
 
     @property
     def card_state(self) -> Path:
@@ -84,7 +72,7 @@ class StorageHost(ClusterHost):
         return path
 
     def start_all(self) -> None:
-        """Start whatever is not running: cards, exporters, service, Prometheus."""
+        """Start whatever is not running: cards, exporter, service."""
         for spec in self.specs.values():
             if not running(self.cards.get(spec.serial)):
                 self.start_card(spec)
@@ -92,27 +80,6 @@ class StorageHost(ClusterHost):
             self.start_exporter()
         if not running(self.service):
             self.start()
-        if self.monitored and not running(self.ping):
-            self.ping = Program(self.place(self._ping_command()), name=f"ping-{self.name}")
-            self.ping.wait_event("ready", 30.0)
-        if self.monitored and not running(self.prometheus) and self._prometheus_config.exists():
-            self.start_prometheus()
-
-    def start_prometheus(self) -> None:
-        """The host's own, with the configuration that the service wrote when the host joined a cluster."""
-        wait_until(self._prometheus_config.exists, f"{self.name} writes prometheus.yml", 30.0)
-        data = self.directory / "prometheus"
-        self.prometheus = start_prometheus(self.monitoring_dir, self.address, data, self.place)
-
-    @property
-    def _prometheus_config(self) -> Path:
-        return self.monitoring_dir / "prometheus.yml"
-
-    def _ping_command(self) -> list[str]:
-        targets = str(self.monitoring_dir / "ping-targets.json")
-        options = ["--listen", f"{self.address}:9427", "--targets", targets, "--source", self.address]
-        options += ["--interval", "0.25", "--timeout", "0.25", "--window", "2"]
-        return python_module("controlplane.exporters.ping", *options)
 
     def start(self) -> None:
         if self.service is not None:
@@ -175,7 +142,7 @@ class StorageHost(ClusterHost):
 
     def processes(self) -> list[Program]:
         """What runs here and was started by us; etcd is the service's."""
-        programs = [*self.cards.values(), self.exporter, self.ping, self.prometheus, self.service]
+        programs = [*self.cards.values(), self.exporter, self.service]
         return [program for program in programs if program is not None and running(program)]
 
     def remove_cards(self) -> None:
@@ -204,7 +171,7 @@ class StorageHost(ClusterHost):
         self.service = None
         self._past.clear()
         shutil.rmtree(self.data_dir, ignore_errors=True)
-        self.member_file.unlink(missing_ok=True)
+        shutil.rmtree(self.member_file.parent, ignore_errors=True)
 
     def suspend(self, *pids: int) -> None:
         """SIGSTOP; `resume` lets them go on."""
@@ -236,9 +203,8 @@ class StorageHost(ClusterHost):
     def stop(self) -> None:
         self.resume()
         super().stop()
-        for program in (*self.cards.values(), self.ping, self.prometheus):
-            if program is not None:
-                program.stop()
+        for card in self.cards.values():
+            card.stop()
 
 
 class SlowProcess:

@@ -73,7 +73,7 @@ def _guest(scene: Scene) -> Iterator[StorageHost]:
     host = scene.hosts.get("storage-4") or scene.add_host("storage-4")
     yield host
     scene.members.remove(host)
-    scene.console.cli(scene.members[0].api, "remove_node", "-n", host.name, "--forget-cards").document()
+    scene.console.cli(scene.members[0], "remove_node", "-n", host.name, "--forget-cards").document()
     host.remove_cards()
 
 
@@ -110,7 +110,7 @@ def member_replaced(scene: Scene) -> Iterator[Reading]:
 
     def replaced() -> bool:
         now = _voters(scene, asked).get(host.name, before)
-        return now != before and scene.console.etcd_has_leader(host.etcd.endpoint)
+        return now != before and scene.console.etcd_is_well(host)
 
     yield _timed(scene, "member's data lost: replaced and voting", host.lose_disk, replaced)
 
@@ -137,13 +137,13 @@ def _logged(scene: Scene, mark: LogMark, name: str) -> Callable[[], bool]:
 
 
 def _leader(scene: Scene, asked: StorageHost) -> str:
-    document = scene.console.cluster(asked.api)
+    document = scene.console.cluster(asked)
     return str(document["leader"]) if document else ""
 
 
 def _voters(scene: Scene, asked: StorageHost) -> dict[str, str]:
     """Member ids of the voters that have started, by host."""
-    document = scene.console.members(asked.api)
+    document = scene.console.members(asked)
     members = document["members"] if document else []
     return {m["host"]: m["member_id"] for m in members if m["started"] and not m["learner"]}
 

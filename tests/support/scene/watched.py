@@ -72,6 +72,10 @@ class WatchedHost(StorageHost):
         command = ["ip", "netns", "exec", self.net.namespace, "nft", "-f", "-"]
         subprocess.run(command, input=script, text=True, check=True, capture_output=True, timeout=20)
 
+    def processes(self) -> list[Program]:
+        watchers = [p for p in (self.ping, self.prometheus) if p is not None and running(p)]
+        return [*super().processes(), *watchers]
+
     def stop(self) -> None:
         for program in (self.prometheus, self.ping):
             if program is not None:
