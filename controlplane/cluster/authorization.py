@@ -1,7 +1,7 @@
 """Who may call what, by the role in the caller's certificate, and the record of administrative calls.
 
-A method that is not listed is for administrators. Hosts forward the calls of administrators to the leader,
-so they may call what is served there.
+A method that is not listed is for administrators. Hosts forward administrators' calls of the fleet's API to
+the leader, so they may call it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _METHODS: dict[str, frozenset[Role]] = {
     JOIN: _HOSTS,
     f"{_OPERATOR}ListCards": _READERS,
     f"{_OPERATOR}ShowPlan": _READERS,
+    f"{_OPERATOR}ListEvents": _HOSTS,
+    f"{_OPERATOR}CheckPeer": _HOSTS,
     f"{_PKI}RenewCertificate": _EVERYONE,
     "/akv.v1.AgentService/Connect": frozenset({Role.AGENT}),
 }
 _SERVICES: dict[str, frozenset[Role]] = {
-    _OPERATOR: _HOSTS,
     _FLEET: _HOSTS,
     "/grpc.health.v1.Health/": _EVERYONE,
 }
@@ -56,6 +57,7 @@ _NOT_RECORDED = frozenset(
         f"{_OPERATOR}ShowPlan",
         f"{_OPERATOR}ListEvents",
         f"{_OPERATOR}CheckHost",
+        f"{_OPERATOR}CheckPeer",
         f"{_PKI}GetPki",
         f"{_FLEET}ListNodes",
         f"{_FLEET}GetNode",

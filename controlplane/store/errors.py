@@ -159,6 +159,13 @@ _BY_TEXT: dict[str, Verdict] = {
     "no inflight downgrade job": _FATAL,
 }
 
+# Some calls (Defragment is one) give the access control's own error as it is, with the code UNKNOWN.
+_BY_BARE_TEXT: dict[str, Verdict] = {
+    "auth: permission denied": _refused(Refusal.PERMISSION_DENIED),
+    "auth: revision in header is old": _RETRY,
+    "auth: user name is empty": _FATAL,
+}
+
 # Errors that are gRPC's own: the connection, the deadline, or something that is no etcd.
 _BY_CODE: dict[grpc.StatusCode, Verdict] = {
     grpc.StatusCode.UNAVAILABLE: _DEAD_UNSURE,
@@ -178,6 +185,8 @@ def judge(code: grpc.StatusCode, details: str) -> Verdict:
     """The meaning of a gRPC status. Total: every code and text has one."""
     if details.startswith(ETCD_PREFIX):
         return _BY_TEXT.get(details.removeprefix(ETCD_PREFIX), _UNMAPPED)
+    if details in _BY_BARE_TEXT:
+        return _BY_BARE_TEXT[details]
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NEVER_SENT):
         return _DEAD
     return _BY_CODE.get(code, _UNMAPPED)

@@ -26,7 +26,17 @@ from controlplane.store.access import (
 )
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import Refusal, RequestRefused, StoreError, StoreUnavailable
-from controlplane.store.membership import add_learner, list_members, member_status
+from controlplane.store.lease import Lease
+from controlplane.store.membership import (
+    Alarm,
+    add_learner,
+    compact,
+    defragment,
+    disarm,
+    list_alarms,
+    list_members,
+    member_status,
+)
 from controlplane.store.pki_records import NameRecord, TokenRecord, hash_of
 from controlplane.store.snapshot import read_snapshot
 from controlplane.store.watch import Changes, Watch
@@ -114,6 +124,26 @@ async def test_a_gateway_changes_neither_members_nor_users(gateway: EtcdClient) 
     assert isinstance(caught.value, RequestRefused)
     with pytest.raises(RequestRefused):
         await add_user(gateway, "pod-1", ROOT_ROLE)
+
+
+async def test_a_gateway_does_no_maintenance(root: EtcdClient, gateway: EtcdClient) -> None:
+    """Nor does it end a lease that others' keys hang on: the leader's is one."""
+    lease = await Lease.grant(root, 60)
+    try:
+        at = (await root.txn([], [kv.put(b"/leader-test", b"x", lease.id)])).header.revision
+        for attempt in (
+            lambda: gateway.write(lambda e: e.lease.LeaseRevoke, pb.LeaseRevokeRequest(id=lease.id)),
+            lambda: compact(gateway, at),
+            lambda: defragment(gateway, gateway.endpoints[0]),
+            lambda: list_alarms(gateway),
+            lambda: disarm(gateway, Alarm(0, "NOSPACE")),
+        ):
+            with pytest.raises(RequestRefused) as caught:
+                await attempt()
+            assert caught.value.refusal is Refusal.PERMISSION_DENIED
+        assert await root.get(b"/leader-test") is not None
+    finally:
+        await lease.close()
 
 
 async def test_names_without_a_user_are_refused(etcd: TlsEtcd, root: EtcdClient) -> None:

@@ -125,3 +125,18 @@ def test_refusals_that_callers_act_on() -> None:
         Refusal.COMPACTED
     )
     assert judge(C.INVALID_ARGUMENT, "etcdserver: ttl is 0").refusal is Refusal.OTHER
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "refusal"),
+    [
+        ("auth: permission denied", Action.FATAL, Refusal.PERMISSION_DENIED),
+        ("auth: revision in header is old", Action.ELSEWHERE, Refusal.OTHER),
+        ("auth: user name is empty", Action.FATAL, Refusal.OTHER),
+        ("auth: something new", Action.OUTAGE, Refusal.OTHER),
+    ],
+)
+def test_the_access_controls_own_errors(text: str, action: Action, refusal: Refusal) -> None:
+    """As Defragment gives them: without etcd's prefix, and with a code that says nothing."""
+    verdict = judge(C.UNKNOWN, text)
+    assert (verdict.action, verdict.refusal) == (action, refusal)
