@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.tls import NewestCredentials
 from controlplane.cluster.etcd_space import SpaceKeeper
 from controlplane.cluster.event_log import EventLog
 from controlplane.cluster.link import EtcdLink
@@ -18,11 +19,11 @@ from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.store import kv
 from controlplane.store.client import EtcdClient
-from controlplane.store.errors import StoreUnavailable
+from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_alarms
 from tests.support.addresses import LoopbackNet
-from tests.support.cluster_hosts import cli_json, cluster_hosts
+from tests.support.cluster_hosts import ClusterHost, cli_json, cluster_hosts
 from tests.support.etcd import EtcdCluster, EtcdMember, run_etcd
 from tests.support.procs import wait_until
 
@@ -98,18 +99,27 @@ async def test_records_that_fill_the_quota_are_told_and_the_alarm_stays(
     assert "raise AWC_ETCD_QUOTA_BYTES" in told[0]
 
 
-def test_a_service_frees_its_etcd_and_notes_it(tmp_path: Path, loopback_net: LoopbackNet) -> None:
-    with cluster_hosts(tmp_path, loopback_net, 1, AWC_ETCD_QUOTA_BYTES=str(QUOTA)) as hosts:
-        cli_json(hosts[0], "create_cluster", "--name", "kv-cache")
-        big = base64.b64encode(b"x" * 100_000).decode()
-        with contextlib.suppress(OSError):  # "database space exceeded"
-            for _ in range(200):
-                hosts[0].etcd.call("kv/put", {"key": base64.b64encode(b"/big").decode(), "value": big})
-        hosts[0].running.wait_event("etcd is out of space", 30.0)
-        hosts[0].running.wait_event("etcd alarm disarmed", 30.0)
+@pytest.mark.parametrize("secure", [False, True], ids=["insecure", "mtls"])
+def test_a_service_frees_its_etcd_and_notes_it(
+    tmp_path: Path, loopback_net: LoopbackNet, *, secure: bool
+) -> None:
+    quota = {"AWC_ETCD_QUOTA_BYTES": str(QUOTA)}
+    with cluster_hosts(tmp_path, loopback_net, 1, secure=secure, **quota) as (host,):
+        cli_json(host, "create_cluster", "--name", "kv-cache")
+        asyncio.run(fill(host))
+        host.running.wait_event("etcd is out of space", 30.0)
+        host.running.wait_event("etcd alarm disarmed", 30.0)
         told = wait_until(
-            lambda: [e for e in cli_json(hosts[0], "events")["events"] if "out of space" in e["text"]],
+            lambda: [e for e in cli_json(host, "events")["events"] if "out of space" in e["text"]],
             "the event",
             30.0,
         )
         assert told[0]["kind"] == "alarm"
+
+
+async def fill(host: ClusterHost) -> None:
+    """Overwrite one key until etcd takes no more; the service may free it meanwhile."""
+    credentials = NewestCredentials(CredentialFiles.in_directory(host.pki_dir)) if host.secure else None
+    async with EtcdClient([f"{host.address}:2379"], call_seconds=5.0, credentials=credentials) as client:
+        with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+            await overwrite(client, b"/big")
