@@ -1,9 +1,14 @@
-"""Lines of a rotating log by cursor, `<inode>:<offset>` of the next byte: a rotation loses nothing."""
+"""Lines of a rotating log by cursor: a rotation between two questions loses nothing.
+
+A cursor is `<inode>:<offset>:<check>`: where the next byte is, and a checksum of the first bytes of the file, as
+a new one may get the inode of one that was rotated away.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,7 +19,8 @@ MAX_BYTES = 256 << 10
 MAX_LINES = 5000
 MAX_LINE_CHARACTERS = 4000
 _MAX_FILES = 101
-_CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,20})", re.ASCII)
+_CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,20}):([0-9a-f]{8})", re.ASCII)
+_CHECKED_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def read_log(path: Path, lines: int, cursor: str = "", limit: int = MAX_BYTES) -
     try:
         if found is None:
             return _newest(files, count, limit)
-        return _following(files, int(found[1]), int(found[2]), count, limit)
+        return _following(files, int(found[1]), int(found[2]), found[3], count, limit)
     finally:
         for file in files:
             file.close()
@@ -69,29 +75,39 @@ def _newest(files: list[IO[bytes]], count: int, limit: int) -> Excerpt:
 
 
 def _end(files: list[IO[bytes]], unfinished: int) -> str:
-    if not files:
-        return ""
-    status = os.fstat(files[-1].fileno())
-    return f"{status.st_ino}:{max(0, files[-1].tell() - unfinished)}"
+    return _cursor(files[-1], max(0, files[-1].tell() - unfinished)) if files else ""
 
 
-def _following(files: list[IO[bytes]], inode: int, offset: int, count: int, limit: int) -> Excerpt:
-    inodes = [os.fstat(file.fileno()).st_ino for file in files]
-    known = inode in inodes
-    start = inodes.index(inode) if known else 0
+def _cursor(file: IO[bytes], offset: int) -> str:
+    return f"{os.fstat(file.fileno()).st_ino}:{offset}:{_check(file, offset)}"
+
+
+def _check(file: IO[bytes], offset: int) -> str:
+    """Checksum of the file's begin, as far as it was written when the cursor was made."""
+    begin = os.pread(file.fileno(), min(offset, _CHECKED_BYTES), 0)
+    return f"{zlib.crc32(begin):08x}"
+
+
+def _following(
+    files: list[IO[bytes]], inode: int, offset: int, check: str, count: int, limit: int
+) -> Excerpt:
+    known = [
+        number
+        for number, file in enumerate(files)
+        if os.fstat(file.fileno()).st_ino == inode and _check(file, offset) == check
+    ]
+    start, begin = (known[0], offset) if known else (0, 0)
     lines: list[str] = []
-    position = f"{inode}:{offset}"
+    position = f"{inode}:{offset}:{check}"
     for number, file in enumerate(files[start:], start):
-        begin = offset if known and number == start else 0
-        if begin > os.fstat(file.fileno()).st_size:  # another file, that got the old one's inode
-            begin = 0
         file.seek(begin)
         data = file.read(limit)
         last = number == len(files) - 1
         taken, used = _take(data, count - len(lines), whole=last or len(data) == limit)
         lines += taken
         limit -= used
-        position = f"{inodes[number]}:{begin + used}"
+        position = _cursor(file, begin + used)
+        begin = 0
         if used < len(data) or limit <= 0 or len(lines) >= count:
             break
     return Excerpt(lines, position)

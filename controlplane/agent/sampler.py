@@ -25,6 +25,7 @@ def in_thread(read: Callable[[], T]) -> asyncio.Future[T]:
     """Run `read` in a thread that the end of the program does not wait for."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    future.add_done_callback(_retrieve)  # who asked may be cancelled before the answer comes
 
     def settle(value: T | None, error: BaseException | None) -> None:
         if future.done():
@@ -45,6 +46,11 @@ def in_thread(read: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=work, daemon=True, name="discovery").start()
     return future
+
+
+def _retrieve(future: asyncio.Future[T]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ def _counters(port: Path) -> dict[str, int]:
         for path in entries(port / directory):
             value = read_number(path, -1)
             if value >= 0:
-                counters[path.name] = value * 4 if path.name in _IN_WORDS else value
+                counters[path.name] = (value * 4 if path.name in _IN_WORDS else value) % 2**64
     return counters
 
 
