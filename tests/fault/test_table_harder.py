@@ -93,12 +93,11 @@ def test_a_card_is_suspended(scene: Scene) -> None:
         traffic.expect_home(whole, "L1P0")
 
 
-@pytest.mark.parametrize("control_only", [False, True])
-def test_the_leader_is_cut_from_the_others_but_not_from_gateways(scene: Scene, control_only: bool) -> None:
+def test_the_leader_is_cut_from_the_others_but_not_from_gateways(scene: Scene) -> None:
     leader = scene.leader()
     with scene.traffic() as traffic, nothing_changes(scene, traffic):
         for other in others_than(scene, leader):
-            scene.network.cut(leader.net, other.net, control_only=control_only)
+            scene.network.cut(leader.net, other.net)
         wait_other_leader(scene, leader)
         traffic.one_pass()
         scene.network.heal()

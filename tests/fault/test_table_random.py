@@ -1,7 +1,7 @@
 """Random faults with a fixed seed; `make soak` runs more of them, with a seed of its own.
 
-AKV_FAULTS and AKV_FAULT_SEED choose number and seed, AKV_FAULT_MONITORED=1 adds a Prometheus and a ping
-exporter to each host. A failure names seed and faults.
+AKV_FAULTS and AKV_FAULT_SEED choose number and seed; AKV_FAULT_FULL=1 adds a Prometheus and a ping exporter
+to each host, and certificates to every connection of the control path. A failure names seed and faults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.scene.scene import Scene
 FAULTS = int(os.environ.get("AKV_FAULTS", "20"))
 SEED = int(os.environ.get("AKV_FAULT_SEED", "4"))
 
-MONITORED = os.environ.get("AKV_FAULT_MONITORED") == "1"
+MONITORED = SECURE = os.environ.get("AKV_FAULT_FULL") == "1"
 
 pytestmark = [*NEEDS_HOSTS, pytest.mark.timeout(120 + 30 * FAULTS)]
 
