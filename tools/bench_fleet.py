@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from akv.v1 import agent_pb2 as pb
 from akv.v1 import agent_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 from controlplane.base import pki, tls
+from controlplane.base.backoff import Backoff
 from controlplane.base.credentials import CredentialFiles, Credentials, write_credentials
 from controlplane.base.logging import configure_logging
 from controlplane.base.pki import Role
@@ -106,18 +108,29 @@ class Agent:
         self._channel = grpc.aio.secure_channel(target, credentials, options=CHANNEL)
         self._sequence = 0
 
-    async def run(self, first: float) -> None:
+    async def run(self) -> None:
+        """Hold a stream, and open the next when it ends, as the real agent does."""
+        backoff = Backoff(0.5, 10.0)
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._stream()
+            await asyncio.sleep(backoff.next())
+
+    async def _stream(self) -> None:
         """Register, then send heartbeats and answer."""
         call = agent_pb2_grpc.AgentServiceStub(self._channel).Connect()
         await self._say(call, register=self._description())
         answers = asyncio.create_task(self._answer(call))
-        await asyncio.sleep(first)
         beats = 0
-        while not answers.done():
-            await self._say(call, heartbeat=self._heartbeat(beats))
-            beats += 1
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-        await answers
+        try:
+            await asyncio.sleep(random.random() * HEARTBEAT_SECONDS)
+            while not answers.done():
+                await self._say(call, heartbeat=self._heartbeat(beats))
+                beats += 1
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+        finally:
+            answers.cancel()
+            await asyncio.gather(answers, return_exceptions=True)
 
     async def _say(self, call: Any, **part: Any) -> None:
         self._sequence += 1
@@ -165,8 +178,8 @@ async def agents(directory: Path, target: str, first: int, count: int) -> None:
         for number in range(first, first + count):
             credentials = tls.channel_credentials(load(directory / f"gpu-{number}"))
             agent = Agent(f"gpu-{number}", target, credentials)
-            group.create_task(agent.run(random.random() * HEARTBEAT_SECONDS))
-            await asyncio.sleep(0.002)
+            group.create_task(agent.run())
+            await asyncio.sleep(0.01)
 
 
 def load(directory: Path) -> Credentials:
@@ -219,7 +232,7 @@ async def wait_ready(stub: Any, count: int, seconds: float) -> float:
     """Until every agent is ready; how long that took."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        answer = await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=30)
+        answer = await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=60)
         if sum(node.state == fleet_pb2.NODE_STATE_READY for node in answer.nodes) >= count:
             return time.monotonic() - began
         await asyncio.sleep(0.5)
@@ -256,7 +269,8 @@ async def measure(options: argparse.Namespace) -> None:
                 await process.wait()
             if leader.returncode is None:
                 leader.kill()
-                await leader.wait()
+            await leader.wait()
+            print(f"leader ended with {leader.returncode}", file=sys.stderr)
 
 
 async def report(
