@@ -7,6 +7,7 @@ of the cluster, under whatever address or alias it was named.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -81,17 +82,50 @@ def server_credentials(files: CredentialFiles) -> grpc.ServerCredentials:
 
     Files that were replaced count for the next connection; while they can't be used, those before do.
     """
-    current = _server_configuration(files.load())
+    source = CertificateSource(files)
+    # None says "as before"; the stub knows nothing of it.
+    return grpc.dynamic_ssl_server_credentials(
+        source.first,
+        source.renewed,  # type: ignore[arg-type]
+        require_client_authentication=True,
+    )
 
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        nonlocal current
+
+class CertificateSource:
+    """A server's certificate, and a new one when its files have changed. Raises CredentialsError.
+
+    gRPC asks at every handshake, and puts a new certificate in the place of the old one while handshakes on
+    its other threads may still use that: given one each time, a server that many clients connect to at
+    once crashed within a second. So it gets one when there is one.
+    """
+
+    def __init__(self, files: CredentialFiles) -> None:
+        self._files = files
+        self._seen = self._state()
+        self.first = _server_configuration(files.load())
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new certificate; None while there is none, or none that can be used."""
+        state = self._state()
+        if state == self._seen:
+            return None
+        self._seen = state
         try:
-            current = _server_configuration(files.load())
+            return _server_configuration(self._files.load())
         except CredentialsError as error:
             log.warning("certificate not renewed", reason=str(error))
-        return current
+            return None
 
-    return grpc.dynamic_ssl_server_credentials(current, fetch, require_client_authentication=True)
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(_state_of(path) for path in (self._files.ca, self._files.certificate, self._files.key))
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _server_configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from tests.support.pki import TestAuthority
 
 SECONDS = 20.0
 WHO = "/test.Who/Are"
+OWN_CONNECTION = [*tls.TLS_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 
 class WhoAreYou(grpc.GenericRpcHandler):
@@ -73,7 +75,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def ask(target: str, credentials: grpc.ChannelCredentials) -> str:
-    async with grpc.aio.secure_channel(target, credentials, options=list(tls.TLS_OPTIONS)) as channel:
+    async with grpc.aio.secure_channel(target, credentials, options=OWN_CONNECTION) as channel:
         return bytes(await channel.unary_unary(WHO)(b"", timeout=SECONDS)).decode()
 
 
@@ -198,3 +200,21 @@ async def test_a_client_without_files_reaches_nobody(served: Served, tmp_path: P
     newest = tls.NewestCredentials(CredentialFiles.in_directory(tmp_path / "none"))
     code, _ = await refusal(served.target, newest())
     assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_gets_a_certificate_only_when_there_is_a_new_one(served: Served) -> None:
+    """gRPC crashed under many handshakes at once when each brought it one."""
+    source = tls.CertificateSource(served.files)
+    assert [source.renewed() for _ in range(3)] == [None] * 3
+    key = served.files.key.read_bytes()
+    os.replace(served.authority.issue(Role.HOST, "storage-2").key, served.files.key)
+    assert source.renewed() is None  # not the key of the certificate: those before stay
+    served.files.key.write_bytes(key)
+    assert source.renewed() is not None
+    assert source.renewed() is None
+
+
+async def test_many_handshakes_at_once(served: Served) -> None:
+    credentials = tls.channel_credentials(served.authority.issue(Role.ADMIN, "a").load())
+    answers = await asyncio.gather(*(ask(served.target, credentials) for _ in range(100)))
+    assert set(answers) == {"admin a"}
