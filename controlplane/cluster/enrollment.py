@@ -28,6 +28,8 @@ from controlplane.cluster.trust import Trust
 
 CA_PATH, ENROLL_PATH = "/v1/ca", "/v1/enroll"
 CALL_SECONDS = 10.0
+# A listener that anyone can reach holds no more than this, and nothing for longer.
+MAX_CONNECTIONS, CONNECTION_SECONDS = 64, 30.0
 MAX_BYTES = 16 << 10
 _FIELDS = ("token_id", "secret", "host", "address", "request_pem")
 _STATUS = {
@@ -61,11 +63,9 @@ class EnrollServer:
         self.renew()
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=5.0, shutdown_timeout=1.0)
         await self._runner.setup()
-        make_protocol = self._runner.server
-        assert make_protocol is not None, "setup makes it"
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                make_protocol,
+                self._accept,
                 self._endpoint.host,
                 self._endpoint.port,
                 ssl=self._context,
@@ -75,6 +75,17 @@ class EnrollServer:
             await self.stop()
             raise
         log.info("certificates for new hosts served", listen=str(self._endpoint))
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        """One connection: bounded in number and in time, since anyone may open one."""
+        assert self._runner is not None, "start makes it"
+        server = self._runner.server
+        assert server is not None, "its setup makes it"
+        if len(server.connections) >= MAX_CONNECTIONS:
+            return _HangUp()
+        handler = server()
+        asyncio.get_running_loop().call_later(CONNECTION_SECONDS, handler.force_close)
+        return handler
 
     def renew(self) -> None:
         """Show the certificate that is in the files now. OSError (ssl.SSLError too) when it can't be read."""
@@ -122,10 +133,17 @@ class EnrollServer:
         return web.json_response({"certificate_pem": certificate, "ca_key_pem": ca_key})
 
 
+class _HangUp(asyncio.Protocol):
+    """Closes the connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 def _fields(body: bytes) -> dict[str, str]:
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request is not JSON") from error
     if not isinstance(document, dict) or not all(isinstance(document.get(name), str) for name in _FIELDS):
         raise InvalidRequest(f"the request is not an object with the texts {', '.join(_FIELDS)}")
@@ -204,7 +222,7 @@ async def _post(via: HostPort, ca_pem: bytes, body: dict[str, str]) -> dict[str,
         status = answer.status
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise Unavailable(f"{via} answered HTTP {status} without an explanation")

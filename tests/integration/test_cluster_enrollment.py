@@ -1,0 +1,142 @@
+"""The listener for new hosts against those who send it anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from controlplane.base.addresses import HostPort
+from controlplane.base.pki import Role
+from controlplane.cluster import enrollment
+from controlplane.cluster.enrollment import CA_PATH, ENROLL_PATH, MAX_BYTES, EnrollServer
+from controlplane.cluster.errors import Denied
+from controlplane.cluster.settings import load_settings
+from controlplane.cluster.trust import Trust
+from tests.support.addresses import LoopbackNet, free_port
+from tests.support.pki import TestAuthority
+
+SECONDS = 15.0
+
+
+@dataclass
+class Recording:
+    """Stands for the issuer: takes note of what reaches it, and refuses it."""
+
+    asked: list[dict[str, str]] = field(default_factory=list)
+
+    async def enroll(self, **fields: str) -> tuple[str, str]:
+        self.asked.append(fields)
+        raise Denied("not known")
+
+
+@dataclass
+class Listening:
+    """The listener, its place and who is behind it."""
+
+    url: str
+    endpoint: HostPort
+    issuer: Recording
+
+
+@pytest_asyncio.fixture
+async def listening(tmp_path: Path, loopback_net: LoopbackNet) -> AsyncIterator[Listening]:
+    address = loopback_net.host(1)
+    files = TestAuthority(tmp_path).issue(Role.HOST, "storage-1", addresses=[address])
+    environment = {
+        "AWC_HOST": "storage-1", "AWC_ADDRESS": address, "AWC_PKI_DIR": str(files.ca.parent),
+    }  # fmt: skip
+    endpoint, issuer = HostPort(address, free_port(address)), Recording()
+    server = EnrollServer(endpoint, Trust(load_settings(tmp_path, environment)), issuer)  # type: ignore[arg-type]
+    await server.start()
+    yield Listening(endpoint.url("https"), endpoint, issuer)
+    await server.stop()
+
+
+def unproven() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def post(listening: Listening, body: bytes) -> tuple[int, str]:
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.post(listening.url + ENROLL_PATH, data=body, ssl=unproven()) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+def body(**changes: Any) -> bytes:
+    fields = {"token_id": "t", "secret": "c2VjcmV0", "host": "h", "address": "192.0.2.1", "request_pem": "p"}
+    return json.dumps(fields | changes).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe{", "not JSON"),
+        (b"[]", "not an object"),
+        (b"{}", "not an object with the texts token_id, secret"),
+        (body(host=7), "not an object with the texts"),
+        (body(secret=None), "not an object with the texts"),
+        (b"[" * 8000, "not JSON"),
+    ],
+)
+async def test_what_is_no_request_reaches_nobody(listening: Listening, sent: bytes, words: str) -> None:
+    code, text = await post(listening, sent)
+    assert code == 400
+    assert words in json.loads(text)["error"]
+    assert listening.issuer.asked == []
+
+
+async def test_a_request_that_is_too_long_is_cut_off(listening: Listening) -> None:
+    code, _ = await post(listening, b"x" * (MAX_BYTES + 1))
+    assert code == 413
+    assert listening.issuer.asked == []
+
+
+async def test_a_refusal_comes_with_its_sentence_and_more_fields_are_not_heard(listening: Listening) -> None:
+    code, text = await post(listening, body(role="admin"))
+    assert (code, json.loads(text)) == (403, {"error": "not known"})
+    assert set(listening.issuer.asked[0]) == {"token_id", "secret", "host", "address", "request_pem"}
+
+
+async def test_connections_are_bounded_in_number_and_in_time(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silent ones are ended, also while more than the listener takes come at once."""
+    monkeypatch.setattr(enrollment, "CONNECTION_SECONDS", 0.5)
+    monkeypatch.setattr(enrollment, "MAX_CONNECTIONS", 4)
+    place = (listening.endpoint.host, listening.endpoint.port)
+    async with asyncio.timeout(SECONDS):
+        opened = await asyncio.gather(
+            *(asyncio.open_connection(*place, ssl=unproven()) for _ in range(12)), return_exceptions=True
+        )
+        for connection in opened:
+            if not isinstance(connection, BaseException):
+                assert await connection[0].read() == b""
+                connection[1].close()
+    monkeypatch.undo()
+    code, _ = await post(listening, body())
+    assert code == 403
+
+
+async def test_the_certificate_of_the_ca_is_given_to_anyone(listening: Listening, tmp_path: Path) -> None:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session,
+        session.get(listening.url + CA_PATH, ssl=unproven()) as answer,
+    ):
+        text = await answer.text()
+    assert text.encode() == (tmp_path / "host-storage-1" / "ca.pem").read_bytes()
