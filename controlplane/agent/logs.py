@@ -1,7 +1,7 @@
 """Lines of a rotating log by cursor: a rotation between two questions loses nothing.
 
-A cursor is `<inode>:<offset>:<check>`: where the next byte is, and a checksum of the first bytes of the file, as
-a new one may get the inode of one that was rotated away.
+A cursor is `<inode>:<offset>:<check>`: where the next byte is, and a checksum of the file's first bytes: a
+new file may get the inode of one that was rotated away.
 """
 
 from __future__ import annotations

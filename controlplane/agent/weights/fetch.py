@@ -19,6 +19,7 @@ from controlplane.base.addresses import is_loopback
 from controlplane.base.backoff import Backoff
 
 TRIES = 8
+FIRST_RETRY, LONGEST_RETRY = 0.5, 30.0
 READ_SECONDS = 60.0
 _BLOCK = 1 << 20
 _DIGEST = re.compile(r"sha256=([0-9a-f]{64})", re.ASCII)
@@ -64,7 +65,7 @@ def parse_source(text: str, root: Path) -> Source:
 
 async def fetch(source: Source, progress: Callable[[int, int], None]) -> None:
     """Fetch, verify, put in place. `progress` gets bytes done and in all (0 = unknown). Raises FetchError."""
-    backoff = Backoff(0.5, 30.0)
+    backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
     try:
         source.path.parent.mkdir(mode=0o755, exist_ok=True)
         for left in reversed(range(TRIES)):
