@@ -65,5 +65,5 @@ def doctor_table(document: dict[str, Any]) -> RenderableType:
         table.add_column(heading, overflow="fold")
     for check in document["checks"]:
         table.add_row(check["name"], check["result"], check["text"], check["remedy"])
-    verdict = f"{document['failed']} failed, {document['warnings']} warnings"
+    verdict = f"failed: {document['failed']}, warnings: {document['warnings']}"
     return Group(table, f"{verdict}: {'not ready' if document['failed'] else 'ready'}")

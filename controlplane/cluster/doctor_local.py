@@ -165,7 +165,7 @@ async def check_cards(settings: ClusterSettings, cli: CardCli) -> tuple[list[Fin
             return [skipped("card-cli", f"a witness host needs none ({error})")], []
         remedy = "correct AWC_CARD_CLI; until it answers, the cards of this host are unknown"
         return [failed("card-cli", str(error), remedy)], []
-    findings = [ok("card-cli", f"it lists {len(cards)} cards")]
+    findings = [ok("card-cli", f"it answers; cards: {len(cards)}")]
     if not cards and not settings.witness:
         findings = [warning("card-cli", "it lists no cards", "start the cards, or set AWC_WITNESS=1")]
     identify = CardIdentify(settings.card_check)
