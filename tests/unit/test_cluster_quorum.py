@@ -40,6 +40,7 @@ class FakeEtcd:
     next_id: int = 100
     silent: set[str] = field(default_factory=set)
     ran: set[int] = field(default_factory=set)
+    late: bool = False
 
     def view(self) -> QuorumView:
         return QuorumView(
@@ -61,6 +62,7 @@ class FakeEtcd:
             answers=not quiet,
             caught_up=member.learner and not quiet,
             strikes=3 if quiet else 0,
+            overdue=self.late and member.learner and quiet,
         )
 
     def apply(self, step: Step) -> None:
@@ -307,7 +309,7 @@ def test_a_member_that_nobody_knows_is_left_alone() -> None:
 def test_no_sequence_of_joins_leaves_and_outages_costs_a_quorum_that_was_there(data: st.DataObject) -> None:
     etcd = grown(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2)))
     for _ in range(data.draw(st.integers(1, 25))):
-        act = data.draw(st.sampled_from(["disable", "join", "silence", "revive", "step", "step"]))
+        act = data.draw(st.sampled_from(["disable", "join", "silence", "revive", "wait", "step", "step"]))
         host = data.draw(st.sampled_from(HOSTS))
         if act == "disable":
             etcd.enabled.discard(host)
@@ -321,6 +323,8 @@ def test_no_sequence_of_joins_leaves_and_outages_costs_a_quorum_that_was_there(d
             etcd.silent.add(host)
         elif act == "revive":
             etcd.silent.discard(host)
+        elif act == "wait":
+            etcd.late = not etcd.late
         else:
             before = etcd.quorum_answers()
             step = plan_step(etcd.view())
