@@ -22,7 +22,7 @@ from controlplane.agent.loads import LoadMeter
 from controlplane.agent.messages import event_of, running_shard
 from controlplane.agent.report import after, heartbeat_of, must_register
 from controlplane.agent.sampler import Sampler
-from controlplane.agent.settings import AgentConfig
+from controlplane.agent.settings import INSECURE_LOOPBACK, AgentConfig
 from controlplane.agent.shards.orders import NodeMeans
 from controlplane.agent.shards.shard import Shard
 from controlplane.agent.shards.supervisor import Supervisor
@@ -70,7 +70,7 @@ class Agent:
             sys_root=Path(config.sys_root),
             address=config.address,
         )
-        hosts = Hosts(config.hosts(), only_loopback=config.cluster_security is not None)
+        hosts = Hosts(config.hosts(), only_loopback=config.cluster_security == INSECURE_LOOPBACK)
         self._link = Link(hosts, config.credentials(), self, beat)
         self._sampler = Sampler(self._inventory.parts(), self._inventory.trouble)
         self._meter = LoadMeter()

@@ -112,7 +112,7 @@ class AgentConfig(_Strict):
     cluster_ca: _Path | None = None
     cluster_cert: _Path | None = None
     cluster_key: _Path | None = None
-    cluster_security: Literal["insecure-loopback"] | None = None
+    cluster_security: Literal["mtls", "insecure-loopback"] = "mtls"
     state_dir: _Path = "/var/lib/akv/agent"
     engines_dir: _Path = "/var/lib/akv/engines"
     kept_engine_versions: Annotated[int, Field(ge=0, le=100)] = 2
@@ -199,7 +199,7 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _security_problems(config: AgentConfig) -> list[str]:
     named = [config.cluster_ca, config.cluster_cert, config.cluster_key]
-    if config.cluster_security is not None:
+    if config.cluster_security == INSECURE_LOOPBACK:
         if any(named):
             return ["cluster_security: insecure-loopback beside a certificate; remove one of the two"]
         beyond = [str(host) for host in config.hosts() if not is_loopback(host.host)]

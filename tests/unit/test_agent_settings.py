@@ -109,7 +109,7 @@ def test_certificates_are_checked_at_once(tmp_path: Path) -> None:
     def keys(role: Role, name: str) -> dict[str, str | None]:
         files = authority.issue(role, name)
         paths = {"cluster_ca": files.ca, "cluster_cert": files.certificate, "cluster_key": files.key}
-        return {"cluster_security": None, **{key: str(path) for key, path in paths.items()}}
+        return {"cluster_security": "mtls", **{key: str(path) for key, path in paths.items()}}
 
     config = load(tmp_path, **keys(Role.AGENT, "gpu-1"))
     assert config.credentials().load().identity.name == "gpu-1"
