@@ -1,6 +1,7 @@
 """Health through exporters and Prometheus: what is evidence makes a card sick, what is missing never does.
 
-Two storage hosts with a card each and a witness, in network namespaces, each with its own real Prometheus.
+Two storage hosts with a card each and a witness, in network namespaces, each with its own real Prometheus;
+and a gateway that uses the cards.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tests.support.scene.scene import BRISK, Scene, empty_scene
 from tests.support.scene.storage import CardSpec
 from tests.support.scene.watched import WatchedHost
 
-pytestmark = list(NEEDS_HOSTS)
+# The first test also waits for three hosts and a gateway to start.
+pytestmark = [*NEEDS_HOSTS, pytest.mark.timeout(300)]
 HEALTHY, SICK, UNKNOWN = 0, 1, 2
 VICTIM, OTHER = "L0P0", "L1P0"
 WELL = {VICTIM: HEALTHY, OTHER: HEALTHY}
@@ -43,6 +45,7 @@ class Watched:
         self.scene.create_cluster(first)
         for host in others:
             self.scene.join(host)
+        self.scene.add_gateway("gpu-1")
         self.heal()
 
     def heal(self) -> None:
@@ -55,6 +58,7 @@ class Watched:
             host.start_all()
             host.start_prometheus()
         self.scene.wait_health(WELL)
+        self.scene.wait_in_use({VICTIM, OTHER})
         self._seen = {host.running: len(host.running.events()) for host in self.hosts}
 
     def leader(self) -> WatchedHost:
@@ -147,6 +151,7 @@ def test_a_suspended_prometheus_makes_no_card_sick_though_one_dies_meanwhile(wat
     leader.suspend(leader.prometheus.pid)
     watched.storage.cards[VICTIM].kill()
     watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: UNKNOWN})
+    assert OTHER in watched.scene.gateways[0].in_use()
     assert "gave no answer" in watched.card(VICTIM)["reason"]
     watched.wait_cycles(3)
     assert sorted(watched.written()) == [(VICTIM, "unknown"), (OTHER, "unknown")]
@@ -167,14 +172,17 @@ def test_an_exporter_that_is_gone_makes_its_card_unknown(watched: Watched, how: 
     assert "does not answer Prometheus" in watched.card(VICTIM)["reason"]
     watched.wait_cycles(3)
     assert watched.written() == [(VICTIM, "unknown")]
+    assert watched.scene.use({VICTIM, OTHER})
 
 
 def test_loss_that_two_hosts_see_makes_a_card_sick(watched: Watched) -> None:
     watched.storage.drop_pings(watched.second.net, watched.witness.net)
     watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
     assert "storage-2, witness-1 don't reach" in watched.card(VICTIM)["reason"]
+    watched.scene.wait_in_use({OTHER})
     watched.storage.answer_pings()
     watched.scene.wait_health(WELL)
+    watched.scene.wait_in_use({VICTIM, OTHER})
 
 
 def test_loss_that_one_host_sees_is_told_and_not_acted_on(watched: Watched) -> None:
