@@ -107,6 +107,7 @@ class Agent:
         self.name = name
         self._channel = grpc.aio.secure_channel(target, credentials, options=CHANNEL)
         self._sequence = 0
+        self._speaking = asyncio.Lock()
 
     async def run(self) -> None:
         """Hold a stream, and open the next when it ends, as the real agent does."""
@@ -133,8 +134,9 @@ class Agent:
             await asyncio.gather(answers, return_exceptions=True)
 
     async def _say(self, call: Any, **part: Any) -> None:
-        self._sequence += 1
-        await call.write(pb.AgentMessage(sequence=self._sequence, **part))
+        async with self._speaking:
+            self._sequence += 1
+            await call.write(pb.AgentMessage(sequence=self._sequence, **part))
 
     async def _answer(self, call: Any) -> None:
         while isinstance(message := await call.read(), pb.LeaderMessage):

@@ -11,7 +11,7 @@ from controlplane.fleet.inventory import Node
 from controlplane.fleet.life import Phase, ShardStatus
 from controlplane.fleet.liveness import NodeState
 from controlplane.fleet.term import Term
-from controlplane.fleet.views import node_view
+from controlplane.fleet.views import is_usable
 from controlplane.model.catalogue import Assignment, ModelSpec, Place, Profile
 
 _NODE_STATES = {
@@ -48,8 +48,7 @@ def places_by_node(term: Term) -> Places:
 def node_summary(term: Term, node: Node, places: Places) -> fleet_pb2.NodeSummary:
     """A node in short."""
     there = places.get(node.node_id, [])
-    ours = {uuid for place in there for uuid in place.gpu_uuids}
-    view = node_view(node, term.connections, term.shards, ours)
+    taken = {uuid for place in there for uuid in place.gpu_uuids} | term.shards.held(node.node_id)
     summary = fleet_pb2.NodeSummary(
         node_id=node.node_id,
         state=_NODE_STATES[node.state],
@@ -62,8 +61,11 @@ def node_summary(term: Term, node: Node, places: Places) -> fleet_pb2.NodeSummar
         facts = node.facts
         summary.agent_version = facts.register.agent_version
         summary.gpus = len(facts.gpus)
-        summary.gpus_free = sum(gpu.usable and gpu.uuid not in ours | view.held for gpu in view.gpus)
-        summary.gpus_unhealthy = len(facts.sick_gpus)
+        sick = facts.sick_gpus
+        summary.gpus_free = sum(
+            is_usable(gpu, sick, frozenset()) and gpu.uuid not in taken for gpu in facts.gpus
+        )
+        summary.gpus_unhealthy = len(sick)
         summary.memory_total_bytes = facts.memory_total
         summary.fabrics.extend(facts.fabric_names)
         summary.engines.update(facts.engines)

@@ -139,7 +139,9 @@ def _problem_key(problem: pb.Problem) -> tuple[str, int]:
 
 def _gpu_memory(facts: NodeFacts, beat: pb.Heartbeat, _now: float) -> Folded:
     used = {gpu.index: gpu.used_bytes for gpu in beat.gpu_memory.gpus}
-    return replace(facts, gpus=tuple(_with_memory(gpu, used) for gpu in facts.gpus)), ()
+    gpus = tuple(_with_memory(gpu, used) for gpu in facts.gpus)
+    changed = any(after is not before for after, before in zip(gpus, facts.gpus, strict=True))
+    return (replace(facts, gpus=gpus) if changed else facts), ()
 
 
 def _with_memory(gpu: pb.Gpu, used: Mapping[int, int]) -> pb.Gpu:

@@ -14,17 +14,21 @@ from controlplane.fleet.commands import Commands
 from controlplane.fleet.connections import Connections
 from controlplane.fleet.errors import FleetError
 from controlplane.fleet.inventory import Inventory
+from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
 from controlplane.fleet.shards import Shards, Stray, head_address
-from controlplane.fleet.views import node_views
+from controlplane.fleet.views import NodeViews
 from controlplane.model.catalogue import Assignment, Place
 from controlplane.store.election import LeadershipLost
 from controlplane.store.errors import StoreError
 from controlplane.store.fleet import FleetLedger
 
 TICK_SECONDS = 1.0
-# Changes that come together are planned for together.
+# While nothing changes and all shards run, a plan is made this seldom.
+QUIET_SECONDS = 5.0
+# Changes that come together are planned for together; planning takes at most a fifth of the time.
 SETTLE_SECONDS = 0.05
+SETTLE_FACTOR = 4.0
 _COUNTER_BITS = 20
 
 log = get_logger("fleet-reconciler")
@@ -49,7 +53,10 @@ class Reconciler:
         self._wake = wake
         self._clock = clock
         self._commands = Commands(clock)
+        self._views = NodeViews(inventory, connections, shards)
         self._starts = 0
+        self._due = True
+        self._planned = clock()
         self._trouble = ""
         self.unplaced: dict[str, str] = {}
         self.waiting = "the leader has just begun"
@@ -57,9 +64,11 @@ class Reconciler:
     async def run(self) -> None:
         """Work until cancelled. Raises LeadershipLost."""
         while True:
+            began = self._clock()
+            self._due = self._due or self._wake.is_set()
             self._wake.clear()
             acted = await self._try_step()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(max(SETTLE_SECONDS, SETTLE_FACTOR * (self._clock() - began)))
             if not acted:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_SECONDS):
@@ -72,12 +81,19 @@ class Reconciler:
         self._give_up_commands()
         awaited = self._inventory.awaited()
         self.waiting = _waiting(awaited)
-        if awaited:
+        if awaited or not self._is_due():
             return False
         todo = plan(self.picture())
+        self._due, self._planned = False, self._clock()
         self.unplaced = todo.unplaced
         await self._carry_out(todo)
         return not todo.empty
+
+    def _is_due(self) -> bool:
+        """Whether a plan could say something new: after a change, while shards wait, and now and then."""
+        if self._due or self._clock() - self._planned >= QUIET_SECONDS:
+            return True
+        return any(status.phase is not Phase.RUNNING for status in self._shards.statuses.values())
 
     def picture(self) -> Picture:
         """What the next plan depends on."""
@@ -85,7 +101,7 @@ class Reconciler:
         return Picture(
             models=records.models,
             assignments=records.assignments,
-            nodes=node_views(self._inventory, self._connections, self._shards, records.assignments),
+            nodes=self._views.all(records.assignments),
             statuses=self._shards.statuses,
             now=self._clock(),
             unplaceable=frozenset(self.unplaced),

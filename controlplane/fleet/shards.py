@@ -59,6 +59,11 @@ class Shards:
         """The stray of that id on a node."""
         return self._strays.get((node_id, shard_id))
 
+    def strays_by_node(self) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
+        """Of each node that has strays: their GPUs, and their ids."""
+        nodes = {node for node, _ in self._strays}
+        return {node: self.held(node) for node in nodes}, {node: self.stray_shards(node) for node in nodes}
+
     def stray_shards(self, node_id: str) -> frozenset[str]:
         """Ids of strays on a node."""
         return frozenset(shard for node, shard in self._strays if node == node_id)

@@ -131,6 +131,7 @@ class SimAgent:
     call: Any = None
     _reader: asyncio.Task[None] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _speaking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __aenter__(self) -> SimAgent:
         return self
@@ -173,9 +174,10 @@ class SimAgent:
 
     async def say(self, *, sequence: int | None = None, **part: Any) -> None:
         """Send one message, with the next number unless another is given."""
-        self.sequence = self.sequence + 1 if sequence is None else sequence
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self.call.write(pb.AgentMessage(sequence=self.sequence, **part))
+        async with self._speaking:  # a stream takes one message at a time, in the order of their numbers
+            self.sequence = self.sequence + 1 if sequence is None else sequence
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self.call.write(pb.AgentMessage(sequence=self.sequence, **part))
 
     async def hear(self, kind: str, count: int = 1) -> Any:
         """The `count`th message of a kind, once it came."""
