@@ -34,7 +34,7 @@ _PREFIX = "akvt"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-.+")
 _NEEDED = ("ip", "nft")
 # Ports of the control path: the cluster API, etcd, exporters. What is cut there leaves the cards' ports open.
-CONTROL_PORTS = (5000, 2379, 2380, 7891, 9090, 9427)
+CONTROL_PORTS = (5000, 5001, 2379, 2380, 7891, 9090, 9427)
 _FIREWALL = """
 table inet akv {
   set cut { type ipv4_addr; }
