@@ -245,6 +245,12 @@ def issue(
     return builder.sign(authority.key, hashes.SHA256())
 
 
+def addresses_of(certificate: x509.Certificate) -> frozenset[str]:
+    """The IP addresses that a certificate is for, in canonical spelling."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return frozenset(str(address) for address in names.get_values_for_type(x509.IPAddress))
+
+
 @lru_cache(maxsize=1024)
 def identity_of(pem: bytes) -> Identity:
     """Whose certificate this is, once TLS has verified who issued it. Raises PkiError."""

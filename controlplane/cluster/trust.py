@@ -123,7 +123,8 @@ class Trust:
         self._announce()
 
     def renew_when_due(self) -> None:
-        """Sign this host's certificate anew, for the same key, in the last third of its time or after it.
+        """Sign this host's certificate anew, for the same key: in the last third of its time or after it, or
+        when the host has another address now, which etcd's members would not accept.
 
         Only `cert.pem` is replaced, so no reader ever meets a certificate with another one's key.
         """
@@ -131,7 +132,8 @@ class Trust:
             return
         try:
             present = self.files.load(self._now, expired_too=True)
-            if not present.renewal_due(self._now()):
+            moved = self._address not in pki.addresses_of(present.certificate)
+            if not moved and not present.renewal_due(self._now()):
                 return
             authority, key = self.load_authority(), pki.load_key(present.key_pem)
             fresh = self.sign_host(authority, key.public_key(), self._host, self._address)

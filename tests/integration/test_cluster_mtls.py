@@ -335,3 +335,19 @@ def test_a_removed_host_joins_again_with_its_certificate(hosts: list[ClusterHost
     cli_json(hosts[0], "remove_node", "-n", "host-2")
     cli_json(hosts[1], "add_node", "-n", hosts[0].api)
     wait_voters(hosts[0], 3, 60.0)
+
+
+def test_a_host_that_moves_to_another_address_is_a_member_there(hosts: list[ClusterHost]) -> None:
+    moved = hosts[2]
+    moved.running.stop()
+    moved.address = moved.address.rsplit(".", 1)[0] + ".9"
+    moved.configure()
+    moved.start()
+
+    def at_new_address() -> bool:
+        members = cli_json(hosts[0], "get_members")["members"]
+        urls = [m["peer_urls"] for m in members if m["host"] == moved.name and not m["learner"]]
+        return urls == [[f"https://{moved.address}:2380"]]
+
+    wait_until(at_new_address, "the member at the new address", 60.0, every=0.5)
+    assert ask_cluster(moved)["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}

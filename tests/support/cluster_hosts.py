@@ -139,7 +139,7 @@ class ClusterHost:
         arguments = ("--config-dir", str(self.directory / "config"))
         command = self.place(python_module("controlplane.apps.awide_cluster", *arguments))
         self.service = Program(command, name=self.name)
-        self.service.wait_event("ready", 30.0)
+        self.service.wait_event("ready", 60.0)
 
     def start_exporter(self) -> None:
         """Start the card exporter and wait until it is ready."""
@@ -258,7 +258,7 @@ def join_all(hosts: list[ClusterHost]) -> None:
     wait_voters(hosts[0], voters)
 
 
-def wait_voters(host: ClusterHost, voters: int, seconds: float = 30.0) -> dict[str, Any]:
+def wait_voters(host: ClusterHost, voters: int, seconds: float = 60.0) -> dict[str, Any]:
     """Until the cluster has this many voters and all members started; get_members' document."""
 
     def settled() -> dict[str, Any] | None:

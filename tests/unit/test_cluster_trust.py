@@ -71,6 +71,21 @@ async def test_a_certificate_is_renewed_in_its_last_third(trust: Trust, clock: C
     assert trust.generation == 2
 
 
+async def test_a_host_that_moved_signs_itself_for_its_new_address(
+    trust: Trust, clock: Clock, tmp_path: Path
+) -> None:
+    trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
+    assert pki.addresses_of(trust.load().certificate) == {"192.0.2.7"}
+    settings = load_settings(tmp_path, {"AWC_HOST": "storage-1", "AWC_ADDRESS": "2001:DB8:0::9"})
+    moved = Trust(settings, clock)
+    moved.renew_when_due()
+    assert pki.addresses_of(moved.load().certificate) == {"2001:db8::9"}
+    assert moved.load().identity == trust.load().identity
+    assert moved.generation == 1
+    moved.renew_when_due()
+    assert moved.generation == 1, "once is enough"
+
+
 async def test_without_the_authoritys_key_the_host_keeps_what_it_has(trust: Trust, clock: Clock) -> None:
     trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
     trust.files.key.with_name(CA_KEY_FILE).unlink()
