@@ -7,7 +7,6 @@ import json
 import shutil
 import socket
 import stat
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,13 +27,13 @@ from controlplane.store.client import EtcdClient
 from controlplane.store.errors import Refusal, RequestRefused
 from controlplane.store.snapshot import read_snapshot
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import Outcome, run_cli
 from tests.support.cluster_hosts import (
     API_PORT,
     ClusterHost,
     ask_cluster,
     cli_json,
     cluster_hosts,
-    clustercli,
     join_all,
     wait_voters,
 )
@@ -88,13 +87,16 @@ def gateway(hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def issue(host: ClusterHost, role: str, name: str, directory: Path) -> Issued:
-    cli_json(host, "pki", "issue", "--role", role, "--name", name, "--out", str(directory))
+    outcome = run_cli(
+        "--host", host.asked_at, "pki", "issue", "--role", role, "--name", name, "--out", str(directory)
+    )
+    assert outcome.returncode == 0, outcome
     return Issued(CredentialFiles.in_directory(directory))
 
 
-def ask(host: ClusterHost, issued: Issued, *command: str) -> subprocess.CompletedProcess[str]:
+def ask(host: ClusterHost, issued: Issued, *command: str) -> Outcome:
     """clustercli over the network, with a certificate."""
-    return clustercli("--host", host.api, *issued.options, "--output", "json", *command)
+    return run_cli("--host", host.api, *issued.options, "--output", "json", *command)
 
 
 def status(host: ClusterHost, credentials: grpc.ChannelCredentials) -> tuple[grpc.StatusCode, str]:
@@ -120,8 +122,11 @@ def authority_of(host: ClusterHost, directory: Path) -> TestAuthority:
     return TestAuthority(directory, pki.load_authority(certificate, key, pki.utc_now()))
 
 
-def audits(host: ClusterHost, call: str) -> list[dict[str, Any]]:
-    return [event for event in host.running.events("audit") if event["call"].endswith(call)]
+def audit(host: ClusterHost, call: str, who: str) -> dict[str, Any]:
+    """The record of a call; the answer may be here before the log is read."""
+    return host.running.wait_event(
+        "audit", SECONDS, lambda event: event["call"].endswith(call) and event["who"] == who
+    )
 
 
 def test_three_hosts_are_a_quorum(hosts: list[ClusterHost]) -> None:
@@ -154,10 +159,10 @@ def test_an_administrator_works_from_afar(hosts: list[ClusterHost], admin: Issue
 def test_administrative_calls_leave_a_record(hosts: list[ClusterHost], admin: Issued) -> None:
     outcome = ask(hosts[2], admin, "remove_node", "-n", "host-9")
     assert outcome.returncode == 1
-    record = audits(hosts[2], "RemoveNode")[-1]
-    assert (record["who"], record["what"], record["result"]) == ("admin alice", "host='host-9'", "NOT_FOUND")
-    local = audits(hosts[0], "CreateCluster")[-1]
-    assert (local["who"], local["what"], local["result"]) == ("admin local", "name='kv-cache'", "OK")
+    record = audit(hosts[2], "RemoveNode", "admin alice")
+    assert (record["what"], record["result"]) == ("host='host-9'", "NOT_FOUND")
+    local = audit(hosts[0], "CreateCluster", "admin local")
+    assert (local["what"], local["result"]) == ("name='kv-cache'", "OK")
     enrolled = [event for event in hosts[0].running.events("audit") if event["call"] == "enroll"]
     assert [event["result"] for event in enrolled] == ["OK", "OK"]
 
@@ -196,8 +201,7 @@ def test_a_gateway_administers_nothing(hosts: list[ClusterHost], gateway: Issued
         assert outcome.returncode == 1, outcome
         assert "is for the role admin, and the certificate is that of gateway pod-1" in outcome.stderr
     assert ask(hosts[0], gateway, "get_members").returncode == 0
-    refused = audits(hosts[0], "RemoveNode")[-1]
-    assert (refused["who"], refused["result"]) == ("gateway pod-1", "PERMISSION_DENIED")
+    assert audit(hosts[0], "RemoveNode", "gateway pod-1")["result"] == "PERMISSION_DENIED"
 
 
 def test_a_gateway_writes_nothing_to_etcd(hosts: list[ClusterHost], gateway: Issued) -> None:
@@ -272,7 +276,7 @@ def test_an_expired_certificate_is_refused(hosts: list[ClusterHost], tmp_path: P
 
 def test_clustercli_says_what_is_missing(hosts: list[ClusterHost], admin: Issued, tmp_path: Path) -> None:
     """Without a certificate, with another cluster's, and with a host's certificate in the place of the CA."""
-    bare = clustercli("--host", hosts[0].api, "get_cluster")
+    bare = run_cli("--host", hosts[0].api, "get_cluster")
     assert bare.returncode == 3
     assert "give --ca, --cert and --key" in bare.stderr
     other = Issued(TestAuthority(tmp_path / "other").issue(Role.ADMIN, "eve"))
@@ -280,13 +284,13 @@ def test_clustercli_says_what_is_missing(hosts: list[ClusterHost], admin: Issued
     assert foreign.returncode == 3
     assert "shows no certificate of a host of your cluster" in foreign.stderr
     peer = admin.files
-    wrong = clustercli(
+    wrong = run_cli(
         "--host", hosts[0].api, "--ca", str(hosts[0].pki_dir / "cert.pem"),
         "--cert", str(peer.certificate), "--key", str(peer.key), "get_cluster",
     )  # fmt: skip
     assert wrong.returncode == 2
     assert "is not that of a CA" in wrong.stderr
-    half = clustercli("--host", hosts[0].api, "--ca", str(peer.ca), "get_cluster")
+    half = run_cli("--host", hosts[0].api, "--ca", str(peer.ca), "get_cluster")
     assert half.returncode == 2
     assert "--cert, --key is missing" in half.stderr
 
@@ -307,7 +311,7 @@ def test_a_host_without_token_or_with_a_used_one_stays_outside(
             (("--token", "akv1.x"), "not a join token"),
             (("--token", token), "it is good for one host only"),
         ):
-            outcome = clustercli("--host", late.asked_at, "add_node", "-n", hosts[0].api, *options)
+            outcome = run_cli("--host", late.asked_at, "add_node", "-n", hosts[0].api, *options)
             assert outcome.returncode == 1, outcome
             assert words in outcome.stderr
         with pytest.raises(OSError, match="refused"):
