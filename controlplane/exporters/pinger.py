@@ -9,7 +9,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from icmplib import ICMPSocketError, SocketAddressError, SocketPermissionError, async_ping
+from icmplib import (
+    AsyncSocket,
+    ICMPLibError,
+    ICMPRequest,
+    ICMPSocketError,
+    ICMPv4Socket,
+    ICMPv6Socket,
+    SocketAddressError,
+    SocketPermissionError,
+)
 
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
@@ -57,23 +66,31 @@ class IcmpProbe:
             raise ProbeError(NO_SOCKET) from None
 
     async def _ping(self, address: str, seconds: float) -> float | None:
-        same_family = (":" in self._source) == (":" in address)
+        with self._open(address) as socket:
+            request = ICMPRequest(destination=address, id=self._next_id(), sequence=0)
+            try:
+                # Connected, so that replies to all the other probes don't come here too, and nobody else's
+                # reply is taken for this one's.
+                socket.sock.connect((address, 0))
+                socket.send(request)
+                reply = await socket.receive(request, seconds)
+                reply.raise_for_status()
+            except (ICMPLibError, OSError):
+                return None
+            return float(reply.time - request.time)
+
+    def _open(self, address: str) -> AsyncSocket:
+        version6 = ":" in address
+        kind = ICMPv6Socket if version6 else ICMPv4Socket
+        source = self._source if self._source and (":" in self._source) == version6 else None
         try:
-            host = await async_ping(
-                address,
-                count=1,
-                timeout=seconds,
-                id=self._next_id(),
-                source=self._source if self._source and same_family else None,
-                privileged=self._privileged,
-            )
+            return AsyncSocket(kind(source, self._privileged))
         except SocketPermissionError:
             raise
         except SocketAddressError:
             raise ProbeError(f"{self._source} is not an address of this host: correct --source") from None
         except ICMPSocketError as error:
             raise ProbeError(f"no ICMP socket: {error}") from None
-        return host.min_rtt / 1000 if host.is_alive else None
 
     def _next_id(self) -> int:
         """An id of each probe's own, so that a late reply to an earlier one is not taken for its."""

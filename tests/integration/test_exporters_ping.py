@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import urllib.request
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.base.ping_targets import PingTarget, PingTargets, encode_targets
+from controlplane.exporters.pinger import IcmpProbe
 from tests.support.addresses import LoopbackNet
 from tests.support.procs import Program, python_module, wait_until
 
@@ -86,6 +88,20 @@ def test_without_the_right_to_ping_it_says_so_and_reports_no_loss(
         metrics = wait_metrics(loopback_net.host(1), lambda m: m["ping_socket_up", ""] == 0)
         assert ("ping_loss_percent", "near") not in metrics
         assert len(program.events("cannot ping")) == 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="opens raw ICMP sockets")
+@pytest.mark.parametrize("bound", [True, False])
+async def test_many_destinations_at_once_each_get_their_own_reply(
+    loopback_net: LoopbackNet, bound: bool
+) -> None:
+    probe = IcmpProbe(loopback_net.host(1) if bound else "")
+    before = len(os.listdir("/proc/self/fd"))
+    addresses = [loopback_net.host(number) for number in range(2, 202)]
+    answers = await asyncio.gather(*(probe(address, 15.0) for address in addresses))
+    assert None not in answers
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
