@@ -31,12 +31,6 @@ def events_document(answer: cluster_pb2.ListEventsResponse) -> dict[str, Any]:
     }
 
 
-def events_table(document: dict[str, Any]) -> RenderableType:
-    """Events for people, one a line."""
-    lines = [event_line(event) for event in document["events"]]
-    return Group(*lines) if lines else "no events yet"
-
-
 def event_line(event: dict[str, Any]) -> str:
     """One event as a line: number, time, who noted it, kind, subject, text."""
     when = time_text(event["time"])
@@ -65,5 +59,5 @@ def doctor_table(document: dict[str, Any]) -> RenderableType:
         table.add_column(heading, overflow="fold")
     for check in document["checks"]:
         table.add_row(check["name"], check["result"], check["text"], check["remedy"])
-    verdict = f"failed: {document['failed']}, warnings: {document['warnings']}"
-    return Group(table, f"{verdict}: {'not ready' if document['failed'] else 'ready'}")
+    verdict = "not ready" if document["failed"] else "ready"
+    return Group(table, f"{verdict}; failed: {document['failed']}, warnings: {document['warnings']}")

@@ -36,8 +36,11 @@ def events(
     session = session_of(context)
     answer = _ask(session, after=0, limit=limit, wait=0.0)
     document = render_diagnosis.events_document(answer)
+    if not follow and session.output is Output.JSON:
+        session.show(document, str)
+        return
     if not follow:
-        session.show(document, render_diagnosis.events_table)
+        _print(session, document["events"])
         return
     with contextlib.suppress(KeyboardInterrupt):
         _follow(session, document["events"])
@@ -47,10 +50,8 @@ def _follow(session: Session, news: list[dict[str, Any]]) -> None:
     """Print events as they come; a host that is away for a while is asked again."""
     last = 0
     while True:
-        for event in news:
-            last = max(last, event["number"])
-            line = json.dumps(event, ensure_ascii=False)
-            typer.echo(line if session.output is Output.JSON else render_diagnosis.event_line(event))
+        _print(session, news)
+        last = max([last, *(event["number"] for event in news)])
         try:
             answer = _ask(session, after=last, limit=0, wait=FOLLOW_SECONDS)
         except CallError as error:
@@ -59,6 +60,13 @@ def _follow(session: Session, news: list[dict[str, Any]]) -> None:
             news = []
             continue
         news = render_diagnosis.events_document(answer)["events"]
+
+
+def _print(session: Session, news: list[dict[str, Any]]) -> None:
+    """One event a line, never folded."""
+    for event in news:
+        line = json.dumps(event, ensure_ascii=False)
+        typer.echo(line if session.output is Output.JSON else render_diagnosis.event_line(event))
 
 
 def _ask(session: Session, after: int, limit: int, wait: float) -> cluster_pb2.ListEventsResponse:

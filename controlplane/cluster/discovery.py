@@ -166,13 +166,13 @@ class Discovery:
             return
         for check in await write_checks(self._link.client, self._settings.host, checks):
             alarming = check.state in {"mismatch", "duplicate"}
-            log_check = log.error if alarming else log.info
-            log_check(
+            tell = log.error if alarming else log.info
+            tell(
                 "card check", xdp=check.device, serial=check.xdp_serial, state=check.state, reason=check.text
             )
-            text = f"{check.device} of {check.host} is {check.state}" + (
-                f": {check.text}" if check.text else ""
-            )
+            outcome = f"a {check.state}" if alarming else check.state
+            why = f": {check.text}" if check.text else ""
+            text = f"{check.device} of {check.host} is {outcome}{why}"
             self._events.note("alarm" if alarming else "card", check.xdp_serial, text)
         self._checks = checks
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from controlplane.agent.settings import AgentConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

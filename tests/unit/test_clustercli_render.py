@@ -9,7 +9,7 @@ import pytest
 from akv.v1 import cluster_pb2
 from rich.console import Console, RenderableType
 
-from clustercli import render
+from clustercli import render, render_cards, render_diagnosis
 from clustercli.main import hoist
 
 CLUSTER = cluster_pb2.GetClusterResponse(
@@ -94,3 +94,26 @@ def test_tables_show_what_an_operator_needs() -> None:
 )
 def test_global_options_may_stand_on_either_side(given: list[str], wanted: list[str]) -> None:
     assert hoist(given) == wanted
+
+
+def test_cards_plan_and_the_doctors_report_say_what_needs_someone() -> None:
+    bad = cluster_pb2.CardPlace(host="h1", device="xdp1", check="mismatch", check_text="set AWC_XDP_SERIALS")
+    good = cluster_pb2.CardPlace(host="h1", device="xdp0", check="checked", in_use=True, state="running")
+    cards = [
+        cluster_pb2.RegisteredCard(xdp_serial="L0P0", join_seq=1, slot=3, places=[good]),
+        cluster_pb2.RegisteredCard(xdp_serial="LONELY", join_seq=2, slot=-1),
+        cluster_pb2.RegisteredCard(xdp_serial="HW1", slot=-1, places=[bad]),
+    ]
+    document = render_cards.cards_document(cluster_pb2.ListCardsResponse(cluster_name="kv", cards=cards))
+    text = printed(render_cards.cards_table(document))
+    for word in ("xdp1 (not used)", "HW1: mismatch: set AWC_XDP_SERIALS", "no host lists it", "0 healthy"):
+        assert word in text
+    slot = cluster_pb2.PlanSlot(slot=3, xdp_serial="L0P0", health_xdp=1, reason="it is sick")
+    plan = cluster_pb2.ShowPlanResponse(cluster_name="kv", slots=[slot], surplus_serials=["NINTH"])
+    text = printed(render_cards.plan_table(render_cards.plan_document(plan)))
+    for word in ("1 sick", "it is sick", "NINTH"):
+        assert word in text
+    check = cluster_pb2.HostCheck(name="card-cli", result="failed", text="it hangs", remedy="mend it")
+    report = render_diagnosis.doctor_document(cluster_pb2.CheckHostResponse(host="h1", checks=[check]))
+    assert (report["failed"], report["warnings"]) == (1, 0)
+    assert "not ready; failed: 1" in printed(render_diagnosis.doctor_table(report))
