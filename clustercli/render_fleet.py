@@ -43,7 +43,8 @@ def nodes_table(document: dict[str, Any]) -> RenderableType:
             str(node["shards"]),
             "; ".join(node["problems"]),
         )
-    return _with_remarks(table, f"leader {document['leader']}", document["waiting"])
+    leader = f"leader {document['leader']}" if document["leader"] else ""
+    return _with_remarks(table, leader, document["waiting"])
 
 
 def node_table(document: dict[str, Any]) -> RenderableType:

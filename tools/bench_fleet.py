@@ -181,7 +181,7 @@ async def agents(directory: Path, target: str, first: int, count: int) -> None:
             credentials = tls.channel_credentials(load(directory / f"gpu-{number}"))
             agent = Agent(f"gpu-{number}", target, credentials)
             group.create_task(agent.run())
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.04)
 
 
 def load(directory: Path) -> Credentials:
@@ -234,10 +234,10 @@ async def wait_ready(stub: Any, count: int, seconds: float) -> float:
     """Until every agent is ready; how long that took."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        answer = await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=60)
+        answer = await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=120)
         if sum(node.state == fleet_pb2.NODE_STATE_READY for node in answer.nodes) >= count:
             return time.monotonic() - began
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
     raise SystemExit(f"{len(answer.nodes)} of {count} agents registered within {seconds} s")
 
 
