@@ -31,7 +31,7 @@ from tests.support.cluster_hosts import (
 )
 from tests.support.procs import Program, python_module, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 LEARNER_SECONDS = 8
 SMALL_DISK_MEGABYTES = 150
@@ -189,6 +189,16 @@ def test_a_host_that_comes_back_with_an_old_data_directory_starts_clean(hosts: l
     cli_json(host, "add_node", "-n", hosts[0].api)
     wait_replaced(hosts[0], host, before)
     assert host.running.events("etcd data set aside")
+
+
+def test_a_host_that_was_installed_anew_takes_the_place_it_had(hosts: list[ClusterHost]) -> None:
+    host = hosts[2]
+    before = member_id(hosts[0], host)
+    host.running.kill()
+    forget(host)
+    host.start()
+    cli_json(host, "add_node", "-n", hosts[0].api)
+    wait_replaced(hosts[0], host, before)
 
 
 def test_a_member_that_was_removed_while_it_was_suspended_is_given_up_by_its_service(

@@ -12,7 +12,7 @@ from tests.support.addresses import LoopbackNet
 from tests.support.cluster_hosts import ClusterHost, ask_members, cli_json, cluster_hosts, clustercli
 from tests.support.procs import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,11 +241,16 @@ def cluster_hosts(
         for number, host in enumerate(hosts, start=1):
             host.set_cards(card(number))
             host.configure(**settings)
-            host.start()
+        _each(hosts, ClusterHost.start)
         yield hosts
     finally:
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            list(pool.map(ClusterHost.stop, hosts))
+        _each(hosts, ClusterHost.stop)
+
+
+def _each(hosts: list[ClusterHost], work: Callable[[ClusterHost], None]) -> None:
+    """Do it to all hosts at once; raises what the first one raised."""
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        list(pool.map(work, hosts))
 
 
 def join_all(hosts: list[ClusterHost]) -> None:
