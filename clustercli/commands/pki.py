@@ -1,4 +1,4 @@
-"""Certificates: pki issue, renew, token, show."""
+"""Certificates: pki issue, renew, revoke, token, show."""
 
 from __future__ import annotations
 
@@ -70,6 +70,19 @@ def renew(context: typer.Context) -> None:
     session.show(document, lambda d: f"{d['role']} {d['name']} is valid until {_time(d['expires'])}")
 
 
+@app.command("revoke")
+def revoke(
+    context: typer.Context,
+    name: Annotated[str, typer.Option(help="Whose certificates are to be refused from now on.")],
+) -> None:
+    """Refuse every certificate of a name, for ever; the name is not given again."""
+    session = session_of(context)
+    request = pki_pb2.RevokeNameRequest(name=name)
+    answer = session.call("pki revoke", lambda stub: stub.RevokeName, request, READ_SECONDS, PkiServiceStub)
+    document = {"role": answer.role, "name": name}
+    session.show(document, lambda d: f"The certificates of {d['role']} {d['name']} are refused from now on")
+
+
 @app.command("token")
 def token(
     context: typer.Context,
@@ -102,6 +115,7 @@ def pki_document(answer: pki_pb2.GetPkiResponse) -> dict[str, Any]:
                 "serial": c.serial,
                 "expires": c.expires,
                 "issued_by": c.issued_by,
+                "revoked": c.revoked,
             }
             for c in sorted(answer.certificates, key=lambda c: (c.role, c.name))
         ],
@@ -115,7 +129,8 @@ def pki_table(document: dict[str, Any]) -> RenderableType:
     for heading in ("role", "name", "valid until", "serial", "signed by"):
         table.add_column(heading)
     for item in document["certificates"]:
-        table.add_row(item["role"], item["name"], _time(item["expires"]), item["serial"], item["issued_by"])
+        until = "revoked" if item["revoked"] else _time(item["expires"])
+        table.add_row(item["role"], item["name"], until, item["serial"], item["issued_by"])
     ca = document["ca"]
     lines = [f"CA {ca['fingerprint']}, valid until {_time(ca['expires'])}"]
     lines += [f"open join token {t['token_id']}, until {_time(t['expires'])}" for t in document["tokens"]]

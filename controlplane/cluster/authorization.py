@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,7 @@ import grpc
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Identity, Role
-from controlplane.base.tls import NoPeerError, peer_identity
+from controlplane.base.tls import LOCAL_ADMIN, NoPeerError, peer_identity
 from controlplane.cluster.rpc import HOST_METADATA
 
 MAX_SUMMARY = 400
@@ -112,10 +112,14 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
     """Lets each call through or refuses it, and writes the `audit` log events.
 
     With `secure` false anyone may do anything (insecure-loopback), and the record says from where it came.
+    `revoked` are the names that are refused with each of their certificates.
     """
 
-    def __init__(self, host: str, *, secure: bool, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, host: str, revoked: Container[str], *, secure: bool, clock: Clock = time.monotonic
+    ) -> None:
         self._host = host
+        self._revoked = revoked
         self._secure = secure
         self._clock = clock
         self._refused: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -178,6 +182,8 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
                 method, request, "unknown", grpc.StatusCode.UNAUTHENTICATED, str(error), context
             )
         reason = refusal_of(method, identity, request)
+        if identity != LOCAL_ADMIN and identity.name in self._revoked:
+            reason = f"the certificates of {identity} were revoked: have one issued for another name"
         if reason:
             code = grpc.StatusCode.PERMISSION_DENIED
             return await self._refuse(method, request, str(identity), code, reason, context)

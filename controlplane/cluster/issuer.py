@@ -16,12 +16,18 @@ from controlplane.base.backoff import Backoff
 from controlplane.base.join_token import JoinToken
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Identity, PkiError, Role
-from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, Unavailable
+from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, NotFound, Unavailable
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
 from controlplane.store import pki_records
-from controlplane.store.access import GATEWAY_ROLE, ROOT_ROLE, add_user, enable_access_control
+from controlplane.store.access import (
+    GATEWAY_ROLE,
+    ROOT_ROLE,
+    add_user,
+    enable_access_control,
+    remove_user,
+)
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import Refusal, RequestRefused, StoreError
 from controlplane.store.pki_records import NameRecord, TokenRecord
@@ -83,6 +89,25 @@ class Issuer:
         return pki_pb2.RenewCertificateResponse(
             certificate_pem=pki.to_pem(certificate).decode(), ca_pem=self._trust.load().ca_pem.decode()
         )
+
+    async def revoke(self, name: str) -> pki_pb2.RevokeNameResponse:
+        """Let nobody of this name do anything any more; can be repeated. Raises ClusterError."""
+        self._must_be_secure()
+        try:
+            holder = await pki_records.read_name(self._link.client, name)
+            if holder is not None and holder.role == Role.HOST:
+                raise InvalidRequest(
+                    f"{name} is a host: take it out by remove_node. Its files are those of the cluster, so "
+                    "a host that was stolen is shut out by a new cluster only"
+                )
+            revoked = await pki_records.revoke_name(self._link.client, name)
+            if revoked is None:
+                raise NotFound(f"nobody has a certificate of the name {name[:80]!r}: see clustercli pki show")
+            await remove_user(self._link.client, name)
+        except StoreError as error:
+            raise Unavailable(f"{name[:80]} is not revoked: etcd: {error}; ask again") from error
+        log.info("name revoked", name=name, role=revoked.role)
+        return pki_pb2.RevokeNameResponse(role=revoked.role)
 
     async def create_token(self, ttl_seconds: int) -> pki_pb2.CreateTokenResponse:
         """Make a join token; tokens that have expired go. Raises ClusterError."""
@@ -153,7 +178,12 @@ class Issuer:
             ca_expires=authority.not_valid_after_utc.timestamp(),
             certificates=[
                 pki_pb2.IssuedCertificate(
-                    role=n.role, name=n.name, serial=n.serial, expires=n.expires, issued_by=n.issued_by
+                    role=n.role,
+                    name=n.name,
+                    serial=n.serial,
+                    expires=n.expires,
+                    issued_by=n.issued_by,
+                    revoked=n.revoked,
                 )
                 for n in names
             ],
@@ -205,7 +235,7 @@ class Issuer:
 
     async def _note(self, wanted: NameRecord, identity: Identity) -> NameRecord:
         holder = await pki_records.claim_name(self._link.client, wanted)
-        if holder.role == identity.role and identity.role in _ETCD_ROLES:
+        if holder == wanted and identity.role in _ETCD_ROLES:
             await add_user(self._link.client, identity.name, _ETCD_ROLES[identity.role])
         return holder
 
@@ -243,6 +273,8 @@ def _is_denied(error: StoreError) -> bool:
 
 
 def _check_role(holder: NameRecord, identity: Identity) -> None:
+    if holder.revoked:
+        raise ClusterError(f"the name {identity.name} was revoked: choose another name")
     if holder.role != identity.role:
         raise ClusterError(
             f"the name {identity.name} belongs to a certificate of role {holder.role}, and etcd knows who "

@@ -48,6 +48,10 @@ class PkiServicer(pki_pb2_grpc.PkiServiceServicer):
 
         return await self._run(context, CALL_SECONDS, work)
 
+    async def RevokeName(self, request: Any, context: Any) -> pki_pb2.RevokeNameResponse:
+        """Let nobody of this name do anything any more."""
+        return await self._run(context, CALL_SECONDS, lambda _: self._issuer.revoke(request.name))
+
     async def CreateToken(self, request: Any, context: Any) -> pki_pb2.CreateTokenResponse:
         """Make a join token."""
         return await self._run(

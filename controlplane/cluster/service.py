@@ -44,6 +44,7 @@ from controlplane.cluster.packet_loss import LossLimits
 from controlplane.cluster.pki_api import PkiServicer
 from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
+from controlplane.cluster.revocations import Revocations
 from controlplane.cluster.settings import DOCKER, ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.cluster.trust import Trust
@@ -115,7 +116,8 @@ class ClusterService:
             operator_service(settings.host, operator),
             PkiServicer(settings.host, self._issuer).register,
         )
-        self._gatekeeper = Gatekeeper(settings.host, secure=self._trust.secure)
+        self._revocations = Revocations(self._link)
+        self._gatekeeper = Gatekeeper(settings.host, self._revocations, secure=self._trust.secure)
         endpoint = HostPort(settings.address, settings.enroll_port)
         enrollment = EnrollServer(endpoint, self._trust, self._issuer)
         self._listeners = Listeners(settings, self._trust, self._make_server, enrollment)
@@ -174,6 +176,9 @@ class ClusterService:
         for companion in self._companions:
             work_beside = companion.run(lambda: self._leader.standing)
             tasks.append(asyncio.create_task(work_beside, name="companion"))
+        if self._trust.secure:
+            looking = run_cycles("revocations", self._revocations.cycle, lambda: cycle, asyncio.Event())
+            tasks.append(asyncio.create_task(looking, name="revocations"))
         listening = run_cycles("listeners", self._listeners.cycle, lambda: cycle, self._trust.changed)
         tasks.append(asyncio.create_task(listening, name="listeners"))
         return tasks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
 from akv.etcd import etcd_pb2 as pb
@@ -17,6 +17,7 @@ from akv.etcd import etcd_pb2 as pb
 from controlplane.store import codec, kv
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
+from controlplane.store.writes import put_if_changed
 
 PKI_PREFIX = b"/pki/"
 NAMES_PREFIX = PKI_PREFIX + b"names/"
@@ -26,13 +27,17 @@ _TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """The newest certificate of a name. `serial` is hexadecimal, `expires` Unix seconds."""
+    """The newest certificate of a name. `serial` is hexadecimal, `expires` Unix seconds.
+
+    A revoked name is refused everywhere, with each certificate that it ever had, and is not given again.
+    """
 
     name: str
     role: str
     serial: str
     expires: float
     issued_by: str
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,15 @@ async def read_name(client: EtcdClient, name: str) -> NameRecord | None:
 
 
 async def claim_name(client: EtcdClient, record: NameRecord) -> NameRecord:
-    """Note a new certificate; returns the record that holds: another role's if the name is taken.
+    """Note a new certificate; returns the record that holds: another's if the name is taken or revoked.
 
     Raises StoreError.
     """
     key, value = _name_key(record.name), _encode_name(record)
     for _ in range(_TRIES):
         pair = await client.get(key)
-        if pair is not None and (holder := _decode_name(pair)).role != record.role:
+        holder = _decode_name(pair) if pair is not None else record
+        if holder.role != record.role or holder.revoked:
             return holder
         compare = [kv.unchanged(key, pair.mod_revision if pair is not None else 0)]
         try:
@@ -82,6 +88,16 @@ async def claim_name(client: EtcdClient, record: NameRecord) -> NameRecord:
         except OutcomeUnknown:
             continue
     raise StoreUnavailable(f"the name {record.name} changes or answers get lost each time it is written")
+
+
+async def revoke_name(client: EtcdClient, name: str) -> NameRecord | None:
+    """Mark a name as revoked, for good; None when nobody has it. Raises StoreError."""
+    holder = await read_name(client, name)
+    if holder is None:
+        return None
+    revoked = replace(holder, revoked=True)
+    await put_if_changed(client, _name_key(name), _encode_name(revoked))
+    return revoked
 
 
 async def read_tokens(client: EtcdClient, *, seconds: float | None = None) -> tuple[TokenRecord, ...]:
@@ -128,6 +144,7 @@ def _encode_name(record: NameRecord) -> bytes:
             "serial": record.serial,
             "expires": record.expires,
             "issued_by": record.issued_by,
+            "revoked": record.revoked,
         }
     )
 
@@ -136,7 +153,12 @@ def _decode_name(pair: pb.KeyValue) -> NameRecord:
     fields = codec.Fields(pair.value)
     name = unquote(pair.key.removeprefix(NAMES_PREFIX).decode("ascii", "replace"))
     return NameRecord(
-        name, fields.text("role"), fields.text("serial"), fields.number("expires"), fields.text("issued_by")
+        name,
+        fields.text("role"),
+        fields.text("serial"),
+        fields.number("expires"),
+        fields.text("issued_by"),
+        fields.flag("revoked"),
     )
 
 

@@ -19,12 +19,15 @@ from controlplane.base.credentials import write_file
 from controlplane.base.join_token import JoinToken, parse_join_token
 from controlplane.base.pki import Identity, Role
 from controlplane.cluster.enrollment import EnrollServer, enroll
-from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, Unavailable
+from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, NotFound, Unavailable
 from controlplane.cluster.issuer import MAX_OPEN_TOKENS, Issuer
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import Membership
+from controlplane.cluster.revocations import Revocations
 from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.cluster.trust import CA_KEY_FILE, Trust
+from controlplane.store.errors import StoreError
+from controlplane.store.snapshot import read_snapshot
 from tests.support.addresses import free_port
 from tests.support.pki import TestAuthority
 from tests.support.tls_etcd import HOST, TlsEtcd, run_tls_etcd
@@ -136,6 +139,39 @@ async def test_what_nobody_gets(signing: Signing, role: str, name: str, words: s
     _, request = request_of(Identity(Role.GATEWAY, "x"))
     with pytest.raises(InvalidRequest, match=words):
         await signing.issuer.issue(role, name, request, 0)
+
+
+async def test_a_revoked_name_is_gone_for_good(signing: Signing, etcd: TlsEtcd) -> None:
+    """Its connection to etcd ends to be of use at once, and no certificate is given for it again."""
+    _, request = request_of(Identity(Role.GATEWAY, "pod-9"))
+    await signing.issuer.issue("gateway", "pod-9", request, 0)
+    revocations = Revocations(signing.link)
+    async with etcd.client(etcd.authority.issue(Role.GATEWAY, "pod-9"), 15.0) as client:
+        await read_snapshot(client)
+        assert (await signing.issuer.revoke("pod-9")).role == "gateway"
+        await signing.issuer.revoke("pod-9")
+        with pytest.raises(StoreError):
+            await read_snapshot(client)
+    assert "pod-9" not in revocations
+    await revocations.cycle()
+    assert "pod-9" in revocations
+    assert "pod-1" not in revocations
+    for attempt in (
+        signing.issuer.issue("gateway", "pod-9", request, 0),
+        signing.issuer.renew(Identity(Role.GATEWAY, "pod-9"), request),
+    ):
+        with pytest.raises(ClusterError, match="the name pod-9 was revoked: choose another"):
+            await attempt
+    with pytest.raises(StoreError):
+        async with etcd.client(etcd.authority.issue(Role.GATEWAY, "pod-9"), 15.0) as client:
+            await read_snapshot(client)
+
+
+async def test_who_can_not_be_revoked(signing: Signing) -> None:
+    with pytest.raises(InvalidRequest, match="is a host: take it out by remove_node"):
+        await signing.issuer.revoke(HOST)
+    with pytest.raises(NotFound, match="nobody has a certificate of the name 'nobody'"):
+        await signing.issuer.revoke("nobody")
 
 
 async def test_renewal_is_of_what_the_caller_is(signing: Signing) -> None:

@@ -228,6 +228,17 @@ def test_a_gateway_renews_its_own_certificate(hosts: list[ClusterHost], tmp_path
     assert after.certificate.serial_number != before.certificate.serial_number
 
 
+def test_a_revoked_administrator_is_refused_by_every_host(hosts: list[ClusterHost], tmp_path: Path) -> None:
+    mallory = issue(hosts[0], "admin", "mallory", tmp_path / "mallory")
+    assert ask(hosts[1], mallory, "get_members").returncode == 0
+    assert run_cli("--host", hosts[0].asked_at, "pki", "revoke", "--name", "mallory").returncode == 0
+    for host in hosts:
+        wait_until(
+            lambda h=host: ask(h, mallory, "get_members").returncode == 1, f"{host.name} knows", SECONDS
+        )
+    assert "the certificates of admin mallory were revoked" in ask(hosts[2], mallory, "pki", "show").stderr
+
+
 def test_a_host_joins_only_as_itself(hosts: list[ClusterHost]) -> None:
     files = CredentialFiles.in_directory(hosts[1].pki_dir)
 

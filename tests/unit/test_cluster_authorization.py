@@ -50,6 +50,7 @@ def test_a_host_administers_nothing_by_itself() -> None:
         "/akv.v1.ClusterService/RemoveNode",
         "/akv.v1.PkiService/IssueCertificate",
         "/akv.v1.PkiService/CreateToken",
+        "/akv.v1.PkiService/RevokeName",
         "/akv.v1.OperatorService/ForgetCard",
         "/akv.v1.AgentService/Connect",
     } <= refused
@@ -85,7 +86,7 @@ def test_a_refusal_says_who_is_asked_for_and_who_came() -> None:
 def test_what_changes_something_is_recorded() -> None:
     recorded = {method.rpartition("/")[2] for method in METHODS if is_recorded(method)}
     assert {"CreateCluster", "AddNode", "RemoveNode", "ForgetCard", "IssueCertificate"} <= recorded
-    assert {"CreateToken", "ApplyModel", "DeleteModel", "ScaleModel", "DrainNode"} <= recorded
+    assert {"CreateToken", "RevokeName", "ApplyModel", "DeleteModel", "ScaleModel", "DrainNode"} <= recorded
     assert not recorded & {"GetMembers", "GetCluster", "JoinCluster", "Connect", "ListCards", "ListNodes"}
 
 
