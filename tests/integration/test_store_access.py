@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from akv.etcd import etcd_pb2 as pb
+from cryptography import x509
 
-from controlplane.base.credentials import CredentialFiles
-from controlplane.base.pki import Role
+from controlplane.base.credentials import CredentialFiles, write_file
+from controlplane.base.pki import Role, issue, load_key, to_pem, utc_now
 from controlplane.store import kv, pki_records
 from controlplane.store.access import (
     GATEWAY_ROLE,
@@ -180,6 +181,19 @@ async def test_wrong_certificates_never_connect(etcd: TlsEtcd, tmp_path: Path) -
     assert _handshake(etcd.client_url, ours)
 
 
+async def test_etcd_shows_a_renewed_certificate_without_a_restart(etcd: TlsEtcd) -> None:
+    files = etcd.host_files
+    before = files.load()
+    address = str(urlsplit(etcd.client_url).hostname)
+    key = load_key(before.key_pem)
+    renewed = issue(
+        etcd.authority.authority, key.public_key(), before.identity, utc_now(), addresses=[address]
+    )
+    write_file(files.certificate, to_pem(renewed), private=False)
+    for url in (etcd.client_url, etcd.peer_url):
+        assert _shown_serial(url, files) == renewed.serial_number != before.certificate.serial_number
+
+
 async def test_only_hosts_are_peers(etcd: TlsEtcd, root: EtcdClient) -> None:
     """The peers' port takes no gateway, agent or administrator, although their CA is the same."""
     assert _handshake(etcd.peer_url, etcd.authority.issue(Role.HOST, "storage-2"))
@@ -208,6 +222,21 @@ async def test_a_name_stays_with_its_role(root: EtcdClient) -> None:
     assert await pki_records.claim_name(root, renewed) == renewed
     assert await pki_records.read_name(root, "n1") == renewed
     assert renewed in await pki_records.read_names(root)
+
+
+def _shown_serial(url: str, files: CredentialFiles) -> int:
+    """Serial number of the certificate that a server shows."""
+    context = ssl.create_default_context(cafile=files.ca)
+    context.check_hostname = False
+    context.load_cert_chain(files.certificate, files.key)
+    parts = urlsplit(url)
+    with (
+        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=SECONDS) as raw,
+        context.wrap_socket(raw) as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
 
 
 def _handshake(url: str, files: CredentialFiles | None, ca: Path | None = None) -> bool:
