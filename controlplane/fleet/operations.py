@@ -138,7 +138,8 @@ class Operations:
         if self._term.connections.is_open(node_id):
             raise FleetError(f"node {node_id} is connected: stop its akv-agent first")
         await self._term.ledger.delete_node(node_id)
-        self._term.inventory.nodes.pop(node_id, None)
+        if not self._term.connections.is_open(node_id):  # it may have come back meanwhile
+            self._term.inventory.nodes.pop(node_id, None)
         self._term.wake.set()
         return pb.ForgetNodeResponse()
 

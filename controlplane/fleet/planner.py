@@ -18,7 +18,10 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that a plan depends on. `unplaceable` are the replicas for which the last plan had no room."""
+    """All that a plan depends on. `unplaceable` are the replicas for which the last plan had no room.
+
+    Of an `unreadable` model it is not known what is wanted: what it has stays as long as its nodes do.
+    """
 
     models: Mapping[str, ModelSpec]
     assignments: Mapping[str, Assignment]
@@ -26,6 +29,7 @@ class Picture:
     statuses: Mapping[str, ShardStatus]
     now: float
     unplaceable: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def plan(picture: Picture) -> Plan:
     result = Plan()
     kept: dict[str, Assignment] = {}
     for replica, assignment in sorted(picture.assignments.items()):
-        reason = assignment.leaving or _why_leave(picture, assignment)
+        reason = assignment.leaving or _unwanted(picture, assignment) or _no_home(picture, assignment)
         if reason and not assignment.leaving:
             result.leave.append(replace(assignment, leaving=reason))
         if reason and _leave(picture, assignment, result):
@@ -100,13 +104,20 @@ def plan(picture: Picture) -> Plan:
     return result
 
 
-def _why_leave(picture: Picture, assignment: Assignment) -> str:
-    """Why a replica can't stay where it is; empty when it can."""
+def _unwanted(picture: Picture, assignment: Assignment) -> str:
+    """Why the catalogue does not want a replica; empty when it does."""
+    if assignment.model in picture.unreadable:
+        return ""
     model = picture.models.get(assignment.model)
     if model is None:
         return "its model was deleted"
     if assignment.replica_id not in set(model.replica_ids()):
         return f"only {model.replicas} replicas are wanted"
+    return ""
+
+
+def _no_home(picture: Picture, assignment: Assignment) -> str:
+    """Why a replica can't stay where it is; empty when it can."""
     for place in assignment.places:
         node = picture.nodes.get(place.node_id)
         if node is None:

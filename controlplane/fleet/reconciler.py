@@ -83,6 +83,7 @@ class Reconciler:
         self.waiting = _waiting(awaited)
         if awaited or not self._is_due():
             return False
+        self._ledger.check()
         todo = plan(self.picture())
         self._due, self._planned = False, self._clock()
         self.unplaced = todo.unplaced
@@ -105,6 +106,7 @@ class Reconciler:
             statuses=self._shards.statuses,
             now=self._clock(),
             unplaceable=frozenset(self.unplaced),
+            unreadable=frozenset(records.unreadable_models),
         )
 
     def answered(self, node_id: str, request_id: str, error: str, gone: bool) -> None:

@@ -16,7 +16,7 @@ from controlplane.store import fleet_records as records
 from controlplane.store import kv, schema
 from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
-from controlplane.store.election import Leadership
+from controlplane.store.election import Leadership, LeadershipLost
 from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 from controlplane.store.fleet_records import EngineWanted, FleetRecords
 from controlplane.store.writes import fenced_txn
@@ -46,6 +46,11 @@ class FleetLedger:
         """Grows with each leader."""
         return self._fence.term
 
+    def check(self) -> None:
+        """Raise LeadershipLost once another process may lead: for commands that no write comes before."""
+        if self._fence.lease.lost:
+            raise LeadershipLost("the lease of this leader has ended")
+
     async def load(self) -> None:
         """Read everything. What can't be read is named in `records.problems` and left alone."""
         end = kv.prefix_end(schema.FLEET_PREFIX)
@@ -57,12 +62,16 @@ class FleetLedger:
                 _take(found, pair)
             except RecordError as error:
                 found.problems.append(f"record {pair.key.decode('utf-8', 'replace')} is unreadable: {error}")
+                kind, name = schema.parse_fleet_key(pair.key) or ("", "")
+                if kind == "models":
+                    found.unreadable_models.add(name)
         self.records = found
 
     async def put_model(self, spec: ModelSpec) -> None:
         """Write a model."""
         await self.commit({schema.fleet_model_key(spec.name): records.encode_model(spec)})
         self.records.models[spec.name] = spec
+        self.records.unreadable_models.discard(spec.name)
 
     async def delete_model(self, name: str) -> None:
         """Remove a model."""

@@ -30,13 +30,17 @@ class EngineWanted:
 
 @dataclass(slots=True)
 class FleetRecords:
-    """Everything below `/fleet/`; `problems` are the records that can't be read."""
+    """Everything below `/fleet/`; `problems` are the records that can't be read.
+
+    A model that can't be read is wanted all the same, nobody knows how: `unreadable_models` has its name.
+    """
 
     models: dict[str, ModelSpec] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     engines: tuple[EngineWanted, ...] = ()
     problems: list[str] = field(default_factory=list)
+    unreadable_models: set[str] = field(default_factory=set)
 
 
 def encode_model(spec: ModelSpec) -> bytes:

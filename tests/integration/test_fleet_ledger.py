@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,8 @@ async def test_who_lost_the_leadership_writes_nothing(client: EtcdClient) -> Non
     await leadership.lease.close()
     other = await lead(client, "host-2")
     with pytest.raises(LeadershipLost):
+        ledger.check()
+    with pytest.raises(LeadershipLost):
         await ledger.put_model(MODEL)
     assert ledger.records.models == {}
     assert await client.get(schema.fleet_model_key("m")) is None
@@ -89,7 +92,10 @@ async def test_an_unreadable_record_is_named_and_left_alone(client: EtcdClient) 
     assert list(ledger.records.models) == ["m"]
     assert len(ledger.records.problems) == 1
     assert "/fleet/models/bad" in ledger.records.problems[0]
+    assert ledger.records.unreadable_models == {"bad"}
     assert (await client.get(schema.fleet_model_key("bad"))) is not None
+    await ledger.put_model(replace(MODEL, name="bad"))
+    assert ledger.records.unreadable_models == set()
     await leadership.lease.close()
 
 

@@ -257,6 +257,18 @@ def test_shards_of_one_replica_live_and_die_together() -> None:
     assert len(generations) == 1
 
 
+def test_a_model_whose_record_can_not_be_read_keeps_what_it_has() -> None:
+    w = world(2)
+    w.models["m"] = model(2)
+    w.settle()
+    del w.models["m"]
+    assert [a.replica_id for a in plan(w.picture()).leave] == ["m/0", "m/1"]
+    unreadable = replace(w.picture(), unreadable=frozenset({"m"}))
+    assert plan(unreadable).empty
+    forgotten = plan(replace(unreadable, nodes={}))
+    assert [a.replica_id for a in forgotten.remove] == ["m/0", "m/1"]
+
+
 def test_a_new_leader_starts_nothing_that_runs() -> None:
     w = world(2, 2)
     w.models["m"] = model(4)
