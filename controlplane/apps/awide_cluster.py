@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import grpc
 import typer
 
 from controlplane.base.credentials import CredentialsError
 from controlplane.base.logging import configure_logging
 from controlplane.base.version import program_version
 from controlplane.cluster.envfile import SettingsError
+from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.membership_file import MembershipFileError
 from controlplane.cluster.service import ClusterService
 from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.cluster.trust import Trust
+from controlplane.fleet.errors import Unavailable
 from controlplane.fleet.fleet import Fleet
 
 PROGRAM = "awide-cluster"
@@ -35,13 +39,21 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _channel(trust: Trust, target: str) -> grpc.aio.Channel:
+    """A channel for the fleet, whose callers know its own refusals only."""
+    try:
+        return trust.channel(target)
+    except ClusterError as error:
+        raise Unavailable(str(error)) from error
+
+
 async def _serve(settings: ClusterSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     trust = Trust(settings)
-    fleet = Fleet(settings.host, require_identity=trust.secure, channel=trust.channel)
+    fleet = Fleet(settings.host, require_identity=trust.secure, channel=partial(_channel, trust))
     await ClusterService(settings, trust, companions=[fleet]).run(stop)
 
 

@@ -8,7 +8,7 @@ from akv.v1 import agent_pb2, fleet_pb2
 
 from controlplane.fleet.facts import NodeFacts
 from controlplane.fleet.inventory import Node
-from controlplane.fleet.life import Phase, ShardStatus
+from controlplane.fleet.life import MAX_OUTPUT_LINES, Phase, ShardStatus
 from controlplane.fleet.liveness import NodeState
 from controlplane.fleet.term import Term
 from controlplane.fleet.views import is_usable
@@ -30,6 +30,8 @@ _SHARD_STATES = {
     Phase.STOPPED: agent_pb2.SHARD_STATE_STOPPED,
     Phase.FAILED: agent_pb2.SHARD_STATE_FAILED,
 }
+# A list of all shards has to fit into one message; a node's has them in full.
+LISTED_LINES = 10
 DEFAULT_START_SECONDS, DEFAULT_DRAIN_SECONDS, DEFAULT_GRACE_SECONDS = 1800.0, 30.0, 10.0
 
 
@@ -83,7 +85,7 @@ def node_details(term: Term, node: Node) -> fleet_pb2.GetNodeResponse:
     answer = fleet_pb2.GetNodeResponse(
         summary=node_summary(term, node, places_by_node(term)),
         incarnation=node.gate.incarnation,
-        shards=[s for s in shards(term, "") if s.node_id == node.node_id],
+        shards=[s for s in shards(term, "", MAX_OUTPUT_LINES) if s.node_id == node.node_id],
         events=[
             fleet_pb2.NodeEvent(
                 at=event.at,
@@ -129,18 +131,18 @@ def _present(facts: NodeFacts) -> agent_pb2.Register:
     return present
 
 
-def shards(term: Term, model: str) -> list[fleet_pb2.Shard]:
-    """The shards of a model, or all, in the order of their replicas."""
+def shards(term: Term, model: str, lines: int = LISTED_LINES) -> list[fleet_pb2.Shard]:
+    """The shards of a model, or all, in the order of their replicas, with so many lines of last output."""
     found = sorted(term.ledger.records.assignments.items())
     return [
-        _shard(term, assignment, place)
+        _shard(term, assignment, place, lines)
         for _, assignment in found
         if model in {"", assignment.model}
         for place in assignment.places
     ]
 
 
-def _shard(term: Term, assignment: Assignment, place: Place) -> fleet_pb2.Shard:
+def _shard(term: Term, assignment: Assignment, place: Place, lines: int) -> fleet_pb2.Shard:
     status = term.shards.statuses[place.shard_id]
     now = term.clock()
     shard = fleet_pb2.Shard(
@@ -157,7 +159,7 @@ def _shard(term: Term, assignment: Assignment, place: Place) -> fleet_pb2.Shard:
         failures=status.failures,
         retry_in_seconds=max(0.0, status.retry_at - now) if status.phase is Phase.FAILED else 0.0,
         since=term.wall() - (now - status.since),
-        last_output=status.last_output,
+        last_output=status.last_output[-lines:],
         exit_code=status.exit_code,
     )
     if status.progress is not None:

@@ -16,6 +16,7 @@ LONGEST_RETRY_SECONDS = 300.0
 # Who ran this long before it failed begins a new row of failures.
 STABLE_SECONDS = 600.0
 MAX_OUTPUT_LINES = 50
+MAX_LINE = 1000
 
 
 class Phase(Enum):
@@ -134,7 +135,8 @@ def on_event(
     phase = _PHASES.get(event.state)
     if phase is None or event.generation != status.generation or _is_over(status):
         return status
-    seen = replace(status, last_output=tuple(event.last_output[-MAX_OUTPUT_LINES:]) or status.last_output)
+    said = tuple(line[:MAX_LINE] for line in event.last_output[-MAX_OUTPUT_LINES:])
+    seen = replace(status, last_output=said or status.last_output)
     if event.HasField("exit_code"):
         seen = replace(seen, exit_code=event.exit_code)
     if phase in {Phase.STOPPED, Phase.FAILED} and status.phase is Phase.ENDING:
@@ -171,6 +173,9 @@ def adopted(status: ShardStatus, running: pb.RunningShard, now: float) -> ShardS
     phase = _PHASES.get(running.state, Phase.RUNNING)
     if phase is status.phase or status.phase is Phase.ENDING:
         return replace(status, port=running.port or status.port)
+    if phase is Phase.DRAINING:
+        # Since when is not known: it gets the whole time of a drain once more, rather than none.
+        return replace(status, phase=phase, since=now, told=now, reason="", port=running.port)
     begun = now - max(0.0, running.age_seconds)
     return replace(status, phase=phase, since=begun, reason="", port=running.port)
 

@@ -108,6 +108,20 @@ def test_adoption_takes_the_age_of_the_shard_into_account() -> None:
     assert life.adopted(after, running, 120.0).since == 50.0
 
 
+def test_an_adopted_drain_gets_its_whole_time_once_more() -> None:
+    running = pb.RunningShard(
+        shard_id="m-0-0", generation=GENERATION, state=pb.SHARD_STATE_DRAINING, age_seconds=9000
+    )
+    after = life.adopted(life.placed(GENERATION, 100.0), running, 110.0)
+    assert (after.phase, after.since, after.told) == (Phase.DRAINING, 110.0, 110.0)
+
+
+def test_output_is_bounded() -> None:
+    crash = event(pb.SHARD_STATE_FAILED, last_output=["x" * 5000] * 100)
+    kept = life.on_event(status(), crash, 130.0).last_output
+    assert (len(kept), {len(line) for line in kept}) == (50, {1000})
+
+
 def test_a_shard_that_its_node_does_not_have_has_failed_unless_it_was_at_rest() -> None:
     assert life.missing(status(Phase.RUNNING), 110.0).phase is Phase.FAILED
     assert life.missing(life.placed(GENERATION, 1.0), 110.0).phase is Phase.FAILED
