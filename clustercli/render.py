@@ -69,6 +69,7 @@ def cluster_document(answer: cluster_pb2.GetClusterResponse) -> dict[str, Any]:
             "tolerated_failures": answer.etcd_quorum.tolerated_failures,
         },
         "etcd_learners": answer.etcd_quorum.learners,
+        "card_problems": list(answer.card_problems),
     }
 
 
@@ -113,7 +114,7 @@ def cluster_table(document: dict[str, Any]) -> RenderableType:
         f"leader {document['leader'] or 'unknown'}, etcd quorum of {quorum['members']}{learners}, "
         f"tolerates {quorum['tolerated_failures']} failures, slot plan {document['fingerprint']}"
     )
-    return Group(table, summary)
+    return Group(table, *document["card_problems"], summary)
 
 
 def _card_cells(card: dict[str, Any]) -> tuple[str, ...]:

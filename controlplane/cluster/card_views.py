@@ -26,6 +26,16 @@ def listed_at(picture: ClusterSnapshot, serial: str) -> list[str]:
     )
 
 
+def card_problems(picture: ClusterSnapshot, checks: Iterable[CardCheck]) -> list[str]:
+    """One sentence for each listed card of an enabled host that is contradicted or a duplicate."""
+    enabled = _enabled(picture)
+    return sorted(
+        f"{check.host} {check.device} ({check.xdp_serial}): {check.state}: {check.text}"
+        for check in checks
+        if check.host in enabled and check.state in {"mismatch", "duplicate"}
+    )
+
+
 def cards_response(
     membership: Membership, picture: ClusterSnapshot, checks: Iterable[CardCheck]
 ) -> pb.ListCardsResponse:

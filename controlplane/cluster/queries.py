@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from akv.v1 import cluster_pb2
 
+from controlplane.cluster.card_views import card_problems
 from controlplane.cluster.errors import ClusterError, Unavailable
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.membership_file import Membership
@@ -14,6 +15,7 @@ from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.model.cards import CardRecord, ClusterSnapshot, Health, HealthRecord, HostRecord
 from controlplane.model.hashing import LAYOUT_VERSION
 from controlplane.model.slots import SlotPlan, fingerprint, plan_slots
+from controlplane.store.checks import read_checks
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import read_leader
 from controlplane.store.errors import StoreError
@@ -55,11 +57,14 @@ class Queries:
             picture = await self._link.snapshot(membership, CLUSTER_SECONDS)
             members = await list_members(self._link.client, seconds=CLUSTER_SECONDS)
             leader = await read_leader(self._link.client, seconds=CLUSTER_SECONDS)
+            checks = await read_checks(self._link.client, seconds=CLUSTER_SECONDS)
         except StoreError as error:
             raise Unavailable(
                 f"{NO_ANSWER}: {error}; see the state of the members with get_members"
             ) from error
-        return cluster_response(membership, picture, members, leader.name if leader is not None else "")
+        answer = cluster_response(membership, picture, members, leader.name if leader is not None else "")
+        answer.card_problems.extend(card_problems(picture, checks))
+        return answer
 
     def _membership(self) -> Membership:
         membership = self._supervisor.membership

@@ -100,6 +100,8 @@ def test_a_wrong_serial_is_reported_once_with_the_remedy_and_never_registered(
         assert not place["in_use"]
         assert shown(host)["HW-4711"]["join_seq"] == 0
         assert cards_of(ask_cluster(host)) == {}
+        (problem,) = ask_cluster(host)["card_problems"]
+        assert problem.startswith("host-1 xdp0 (HW-4711): mismatch")
         cycles = len(host.running.events("cycle"))
         wait_until(lambda: len(host.running.events("cycle")) >= cycles + 6, "six more cycles", PATIENCE)
         assert len(host.running.events("card check")) == 1
@@ -177,6 +179,35 @@ def test_a_second_serial_for_an_nqn_is_a_duplicate_until_the_first_is_forgotten(
         assert shown(host)["L0P0"]["join_seq"] == 1
         told = [e["text"] for e in events(host) if e["subject"] == "WRONG"]
         assert any("was forgotten by an administrator" in text for text in told)
+
+
+@pytest.mark.parametrize("one_card", [True, False])
+def test_one_serial_on_two_hosts_is_one_card_only_if_the_subsystem_says_so(
+    tmp_path: Path, loopback_net: LoopbackNet, one_card: bool
+) -> None:
+    uuids = [f"11111111-2222-3333-4444-{last:012d}" for last in (1, 1 if one_card else 2)]
+    with (
+        Card(tmp_path / "a", loopback_net.host(11), serial="L0P0", extra=("--uuid", uuids[0])) as first_card,
+        Card(tmp_path / "b", loopback_net.host(12), serial="L0P0", extra=("--uuid", uuids[1])) as second_card,
+        cluster_hosts(tmp_path / "hosts", loopback_net, 2, AWC_CARD_CHECK_SECONDS="3600") as (first, second),
+    ):
+        first.set_cards(listed(first_card))
+        second.set_cards()
+        cli_json(first, "create_cluster", "--name", "kv-cache")
+        wait_check(first, "L0P0", "checked")
+        cli_json(second, "add_node", "-n", first.api)
+        second.set_cards(listed(second_card, device="xdp7"))
+        wanted = "checked" if one_card else "duplicate"
+
+        def places() -> dict[str, dict[str, Any]]:
+            return {place["host"]: place for place in shown(first)["L0P0"]["places"]}
+
+        wait_until(lambda: places().get("host-2", {}).get("check") == wanted, wanted, PATIENCE, every=0.2)
+        assert places()["host-2"]["in_use"] == one_card
+        assert places()["host-1"]["in_use"]
+        assert [entry["xdp_serial"] for entry in ask_cards(second)["cards"]] == ["L0P0"]
+        if not one_card:
+            assert "also that of host-1 xdp0" in places()["host-2"]["check_text"]
 
 
 def test_plan_events_and_watch(host: ClusterHost, loopback_net: LoopbackNet, card_dir: Path) -> None:
