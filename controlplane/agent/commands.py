@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Commands:
         self._address = address
         self._tasks: set[asyncio.Task[None]] = set()
         self._measurements: set[asyncio.Task[None]] = set()
-        self._handlers: dict[str, Callable[[Any], Awaitable[None]]] = {
+        self._handlers: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
             "start_shard": self._start,
             "stop_shard": self._stop,
             "drain_shard": self._drain,
@@ -71,7 +71,7 @@ class Commands:
                 Wanted(want.engine, want.version, want.variant) for want in message.provision.engines
             )
         elif kind in self._handlers:
-            self._begin(kind, self._handlers[kind](getattr(message, kind)))
+            self._begin(kind, getattr(message, kind))
         elif kind != "ack":
             log.warning("Message of the leader passed over", kind=kind or "unknown")
 
@@ -87,13 +87,12 @@ class Commands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, kind: str, work: Awaitable[None]) -> None:
-        assert isinstance(work, Coroutine)
+    def _begin(self, kind: str, order: Any) -> None:
         if len(self._tasks) >= MAX_TASKS:
-            work.close()
-            log.error("Command dropped, too many are under way", kind=kind, limit=MAX_TASKS)
+            log.warning("Command refused, too many are under way", kind=kind, limit=MAX_TASKS)
+            self._answer(_refusal(kind, order.request_id))
             return
-        task = asyncio.create_task(work, name=f"command-{kind}")
+        task = asyncio.create_task(self._handlers[kind](order), name=f"command-{kind}")
         self._tasks.add(task)
         if kind.startswith("fabric_"):
             self._measurements.add(task)
@@ -158,3 +157,17 @@ class Commands:
     async def _remove(self, request: agent_pb2.RemoveWeights) -> None:
         answer = await self._weights.remove(request, self._starts.weights_in_use())
         self._answer(agent_pb2.AgentMessage(remove_weights_answer=answer))
+
+
+def _refusal(kind: str, request_id: str) -> agent_pb2.AgentMessage:
+    """The answer to a command that is not even begun."""
+    error = f"{MAX_TASKS} commands are under way on this node; try again"
+    answers = {
+        "logs_request": ("logs_answer", agent_pb2.LogsAnswer),
+        "fabric_scan_request": ("fabric_scan_answer", agent_pb2.FabricScanAnswer),
+        "fabric_test_request": ("fabric_test_answer", agent_pb2.FabricTestAnswer),
+        "remove_weights": ("remove_weights_answer", agent_pb2.RemoveWeightsAnswer),
+    }
+    name, answer = answers.get(kind, ("command_answer", agent_pb2.CommandAnswer))
+    said: Any = answer(request_id=request_id, error=error)
+    return agent_pb2.AgentMessage(**{name: said})

@@ -34,6 +34,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.keepalive_time_ms", 20000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # a keepalive ping's answer; a minute by default
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.max_connection_idle_ms", 300000),
 ]

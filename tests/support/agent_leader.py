@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -129,7 +130,8 @@ async def leader(
 ) -> AsyncIterator[Leader]:
     """A leader that serves at `host`; `address` is where."""
     servicer = Leader(heartbeat)
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    options = (("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 100))
+    server = grpc.aio.server(options=options)
     agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
     bound = (
         server.add_insecure_port(f"{host}:{port}")
@@ -142,3 +144,14 @@ async def leader(
         yield servicer
     finally:
         await server.stop(0.2)
+
+
+async def _serve_alone(host: str) -> None:
+    """Serve until killed, as a process of its own that a test can suspend."""
+    async with leader(host) as servicer:
+        print(f"serving at {servicer.address}", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_alone(sys.argv[1]))

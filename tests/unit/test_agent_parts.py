@@ -112,8 +112,10 @@ def test_a_leader_that_is_named_is_gone_to_once() -> None:
     assert hosts.hint("[::1]:7")
     assert not hosts.hint("[::1]:8")  # sent round and round: no longer at once
     assert str(hosts.next()) == "[::1]:8"
-    hosts.stay(parse_host_port("127.0.0.5:1"))
-    assert str(hosts.next()) == "127.0.0.5:1"
+    hosts.arrived(parse_host_port("127.0.0.2:1"))
+    assert str(hosts.next()) == "127.0.0.1:1"
+    hosts.arrived(parse_host_port("127.0.0.9:7"))
+    assert str(hosts.next()) == "127.0.0.2:1"
     assert hosts.hint("127.0.0.9:7")
 
 

@@ -93,7 +93,7 @@ async def _over_verbs(
     bandwidth = parse_bandwidth(output)
     return agent_pb2.FabricTestAnswer(
         request_id=request.request_id,
-        peak_gbps=bandwidth.peak_gbps,
+        peak_gbps=max(bandwidth.peak_gbps, bandwidth.average_gbps),  # not measured in a test by time
         average_gbps=bandwidth.average_gbps,
         gid_index=gid,
         output=output[-MAX_OUTPUT:],

@@ -44,7 +44,8 @@ class Hosts:
         self._hints += 1
         return self._hints <= len(self._hosts)
 
-    def stay(self, host: HostPort) -> None:
-        """This host leads: go back to it first when its stream is lost."""
-        self._leader = host
+    def arrived(self, host: HostPort) -> None:
+        """This host leads. When its stream is lost, another one is asked first: this one may have died."""
         self._hints = 0
+        if host in self._hosts:
+            self._turn = self._hosts.index(host) + 1

@@ -93,7 +93,7 @@ class Link:
                 ack = await session.open(self._node.register())
                 self._said = ""
                 log.info("Connected to the leader", host=str(host), leader=ack.leader)
-                self._hosts.stay(host)
+                self._hosts.arrived(host)
                 self._backoff.reset()
                 self._session = session
                 self._node.opened(ack)
