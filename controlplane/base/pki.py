@@ -29,6 +29,8 @@ CLOCK_SKEW = timedelta(minutes=5)
 # What clients of a cluster host ask its certificate for. It is in the certificates of hosts only, so that a
 # host may be called by any address, and no gateway, agent or administrator can stand in for one.
 HOST_DNS_NAME = "cluster-host.akv.internal"
+# The one more name that etcd's client port takes: it is in gateways' certificates only.
+GATEWAY_DNS_NAME = "cluster-gateway.akv.internal"
 # etcd's own administrator. It exists because etcd wants it to, and nobody is ever given a certificate for it.
 RESERVED_NAMES = frozenset({"root"})
 
@@ -324,6 +326,8 @@ def _purposes(role: Role) -> x509.ExtendedKeyUsage:
 
 def _alternative_names(identity: Identity, addresses: Sequence[str]) -> x509.SubjectAlternativeName:
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
+    if identity.role is Role.GATEWAY:
+        names.append(x509.DNSName(GATEWAY_DNS_NAME))
     if identity.role is Role.HOST:
         names.append(x509.DNSName(HOST_DNS_NAME))
         names += [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(addresses)]

@@ -150,7 +150,8 @@ class Trust:
 
 
 def etcd_tls_flags(files: CredentialFiles) -> dict[str, str]:
-    """Clients and peers show certificates of our CA; peers must be hosts by the name that only hosts have.
+    """Clients and peers show certificates of our CA; peers must be hosts, and clients hosts or gateways, by
+    the names that only these have.
 
     Peers are not held to the addresses in their certificates: a host with several addresses may call from
     any of them. The JSON gateway is off, since it would speak to etcd with the member's own certificate.
@@ -158,6 +159,7 @@ def etcd_tls_flags(files: CredentialFiles) -> dict[str, str]:
     ca, certificate, key = (str(path) for path in (files.ca, files.certificate, files.key))
     return {
         "client-cert-auth": "true",
+        "client-cert-allowed-hostname": f"{pki.HOST_DNS_NAME},{pki.GATEWAY_DNS_NAME}",
         "trusted-ca-file": ca,
         "cert-file": certificate,
         "key-file": key,

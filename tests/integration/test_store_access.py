@@ -157,7 +157,7 @@ async def test_a_gateway_does_no_maintenance(root: EtcdClient, gateway: EtcdClie
 async def test_names_without_a_user_are_refused(etcd: TlsEtcd, root: EtcdClient) -> None:
     """Also one whose user was removed, while its connection lives."""
     for role, name in ((Role.ADMIN, "alice"), (Role.AGENT, "gpu-1"), (Role.HOST, "storage-9")):
-        async with etcd.client(etcd.authority.issue(role, name)) as client:
+        async with etcd.client(etcd.authority.issue(role, name), 1.0) as client:
             with pytest.raises(StoreError):
                 await client.get(b"/cluster/config")
     await add_user(root, "pod-2", GATEWAY_ROLE)
@@ -195,10 +195,17 @@ async def test_etcd_shows_a_renewed_certificate_without_a_restart(etcd: TlsEtcd)
 
 
 async def test_only_hosts_are_peers(etcd: TlsEtcd, root: EtcdClient) -> None:
-    """The peers' port takes no gateway, agent or administrator, although their CA is the same."""
-    assert _handshake(etcd.peer_url, etcd.authority.issue(Role.HOST, "storage-2"))
-    for role in (Role.GATEWAY, Role.AGENT, Role.ADMIN):
-        assert not _handshake(etcd.peer_url, etcd.authority.issue(role, "someone"))
+    """The peers' port takes no gateway, agent or administrator, although their CA is the same.
+
+    And the clients' port takes hosts and gateways only: without a user one could still grant leases.
+    """
+    taken = {
+        (place, role)
+        for place, url in (("peer", etcd.peer_url), ("client", etcd.client_url))
+        for role in Role
+        if _handshake(url, etcd.authority.issue(role, "someone"))
+    }
+    assert taken == {("peer", Role.HOST), ("client", Role.HOST), ("client", Role.GATEWAY)}
 
 
 async def test_a_token_is_good_once_and_only_with_its_secret(root: EtcdClient) -> None:
