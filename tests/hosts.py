@@ -195,7 +195,7 @@ def _remove(namespaces: list[str]) -> None:
     """Another run may remove the same leftovers at the same time: what is gone is well."""
     for namespace in set(namespaces) & set(_namespaces()):
         with contextlib.suppress(subprocess.CalledProcessError):
-            wait_until(lambda name=namespace: _ended(name), f"{namespace} has no process", 10.0)  # type: ignore[misc]
+            wait_until(functools.partial(_ended, namespace), f"{namespace} has no process", 10.0)
             _run("ip", "netns", "delete", namespace)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from tests.support.scene.gateway import Gateway
@@ -39,7 +40,7 @@ class LogMark:
             return next((event for event in events if not serial or event.get("serial") == serial), None)
 
         what = f"every gateway logs {name!r} {serial}".rstrip()
-        return [self._scene.wait(lambda g=gateway: first(g), what) for gateway in self._scene.gateways]  # type: ignore[misc]
+        return [self._scene.wait(partial(first, gateway), what) for gateway in self._scene.gateways]
 
     def assert_none(self, *names: str) -> None:
         """No gateway has logged one of these since."""

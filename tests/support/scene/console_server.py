@@ -58,11 +58,12 @@ def _tls(pki: str) -> ssl.SSLContext | None:
 
 def serve() -> None:
     """Answer until stdin ends."""
+    replies = sys.stdout  # commands have another in its place while they run
     for line in sys.stdin:
         order = json.loads(line)
         answer = run_cli(order["cli"]) if "cli" in order else ask_etcd(order["health"], order["pki"])
-        sys.__stdout__.write(json.dumps(answer) + "\n")  # type: ignore[union-attr]
-        sys.__stdout__.flush()  # type: ignore[union-attr]
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
 
 
 if __name__ == "__main__":

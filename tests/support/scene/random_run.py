@@ -14,7 +14,8 @@ from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.traffic import Traffic
 
-HOLD_SECONDS = (0.3, 3.0)
+# How long a fault stands: mostly a moment, sometimes longer than the leader's lease and a card's deadline.
+SHORT_SECONDS, LONG_SECONDS, LONG_SHARE = (0.3, 2.0), (5.5, 7.0), 0.2
 # How long a quorum with its majority may need to answer: the old leader's lease, on a loaded machine.
 ANSWER_SECONDS = 30.0
 
@@ -46,7 +47,7 @@ class RandomRun:
 
     def _one(self, kind: Harm, chance: random.Random) -> None:
         mark, reconnects = LogMark(self.scene), self._reconnects()
-        hold = chance.uniform(*HOLD_SECONDS)
+        hold = chance.uniform(*(LONG_SECONDS if chance.random() < LONG_SHARE else SHORT_SECONDS))
         self.done.append(f"{kind.__name__} …")
         fault = kind(self.scene, chance)
         self.done[-1] = f"{fault.name}, {hold:.1f} s"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from tests.support.scene.checks import AGAIN, STALE, LogMark
 from tests.support.scene.scene import Scene
@@ -61,8 +62,8 @@ def card_suspended(scene: Scene) -> Iterator[Reading]:
 def card_sick(scene: Scene) -> Iterator[Reading]:
     """By its exporter, while it serves."""
     host, rest = scene.hosts[VICTIM_HOST], scene.serials - {VICTIM}
-    tell = lambda: host.tell_sick(VICTIM)  # noqa: E731
-    yield _timed(scene, "card sick by its exporter: out of use", tell, _in_use(scene, rest))
+    tell, out = partial(host.tell_sick, VICTIM), _in_use(scene, rest)
+    yield _timed(scene, "card sick by its exporter: out of use", tell, out)
     back = _in_use(scene, scene.serials)
     yield _timed(scene, "card healthy again: in use", host.tell_the_truth, back)
 
@@ -99,7 +100,10 @@ def leader_lost(scene: Scene) -> Iterator[Reading]:
     old = scene.leader()
     assert old.service is not None
     asked = next(host for host in scene.members if host is not old)
-    another = lambda: _leader(scene, asked) not in {"", old.name}  # noqa: E731
+
+    def another() -> bool:
+        return _leader(scene, asked) not in {"", old.name}
+
     yield _timed(scene, "leader killed: another leads", old.service.kill, another)
 
 

@@ -123,8 +123,8 @@ class Traffic:
         """Everything is stored once; what is found is what unlimited cards would find."""
         seen = [Prediction() for _ in self.streams]
         with self.watching(seen):
-            done = lambda: all(watch.requests == self.rows for watch in seen)  # noqa: E731
-            self.pump(done, PASS_SECONDS, f"a first pass over {self.rows} rows")
+            what = f"a first pass over {self.rows} rows"
+            self.pump(lambda: all(watch.requests == self.rows for watch in seen), PASS_SECONDS, what)
         assert all(watch.different == 0 for watch in seen), "the first pass differs from the simulation"
 
     def finish(self) -> None:
