@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -333,6 +334,22 @@ async def test_a_reused_pid_is_never_signalled(root: Path, net: LoopbackNet) -> 
     finally:
         bystander.kill()
         await bystander.wait()
+
+
+async def test_records_of_a_newer_version_are_read(root: Path, net: LoopbackNet) -> None:
+    """An agent that was taken back to an older version adopts what the newer one started."""
+    spec = engine_spec(net)
+    async with supervisor(root) as keeper:
+        await keeper.start(spec)
+        shard = await phase(keeper, "m-0-0", Phase.RUNNING)
+    for name, key in ((SPEC, "spec"), (STATE, "engine")):
+        path = shard.directory.path / name
+        document = json.loads(path.read_text())
+        document["added"] = document[key]["added"] = {"later": 1}
+        path.write_text(json.dumps(document))
+    async with supervisor(root) as keeper:
+        again = await phase(keeper, "m-0-0", Phase.RUNNING)
+        assert again.engine == shard.engine
 
 
 async def test_two_supervisors_never_run_one_shard_twice(root: Path, net: LoopbackNet) -> None:

@@ -16,6 +16,7 @@ from tests.support.agent_leader import Stream, leader
 from tests.support.agents import agent, write_config
 from tests.support.shards import ENGINE, end_all
 from tests.support.waiting import eventually
+from tests.support.wheels import make_wheel
 
 pytestmark = pytest.mark.slow
 
@@ -274,3 +275,32 @@ async def test_weights_are_removed_and_kept_with_reasons(folder: Path, net: Loop
             assert [kept.path for kept in answer.kept] == [str(outside)]
             await stream.wait("heartbeat", lambda beat: beat.HasField("weights") and not beat.weights.weights)
     assert kept == outside.read_bytes()
+
+
+async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(folder: Path, net: LoopbackNet) -> None:
+    wheels = folder / "wheels"
+    make_wheel(wheels, "1.5")
+    tiny = {
+        "package": "tiny-engine",
+        "requirement": "tiny-engine=={version}",
+        "command": ["{env}/bin/tiny-engine", "serve"],
+        "probe": ["{env}/bin/python", "-c", "import tiny_engine"],
+        "pip_arguments": ["--no-index", "--find-links", str(wheels)],
+    }
+    async with leader(net.host(1)) as lead:
+        path = write_config(folder, "gpu-1", lead.address, engines={"tiny": tiny})
+        async with agent(path):
+            stream = await lead.stream()
+            assert "tiny" in stream.register.installable_engines
+            wanted = [pb.EngineWant(engine="tiny", version="1.5"), pb.EngineWant(engine="none", version="1")]
+            stream.send(provision=pb.Provision(engines=wanted))
+            beat = await stream.wait("heartbeat", lambda beat: beat.engines.versions.get("tiny") == "1.5")
+            states = {entry.engine: entry.state for entry in beat.provision.engines}
+            assert states["none"] == "unsupported" or not states
+            start = order(shard_id="t-0-0")
+            start.engine, start.health_path = "tiny", ""
+            start.arguments[:] = ["--port", "{port}"]
+            stream.send(start_shard=start)
+            ended = await stream.event(pb.SHARD_STATE_FAILED)
+            assert ended.error == "ended by itself with exit code 0"
+            assert ended.last_output[0].startswith("tiny engine 1.5 serve --port ")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from akv.v1 import agent_pb2, agent_pb2_grpc
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass

@@ -86,9 +86,9 @@ def state_from_json(value: Mapping[str, Any]) -> HolderState:
 
 
 def _exit_from_json(value: Any) -> Exit:
-    if not isinstance(value, dict) or set(value) != set(Exit.__slots__):
-        raise ValueError("an end has other fields than it should")
-    ended = Exit(**value)
+    if not isinstance(value, dict) or not set(value) >= set(Exit.__slots__):
+        raise ValueError("an end has not all of its fields")
+    ended = Exit(**{name: value[name] for name in Exit.__slots__})
     texts = (ended.signal, ended.error, ended.last_output)
     if not all(isinstance(text, str) for text in texts) or not isinstance(ended.code, int | None):
         raise ValueError("an end has fields of a wrong type")

@@ -50,10 +50,15 @@ class Shard:
         """The engine's process, once it is known."""
         return self.state.engine if self.state is not None else None
 
+    @property
+    def has_end(self) -> bool:
+        """Whether its holder has written how it ended: then nothing of it runs any more."""
+        return self.state is not None and self.state.exit is not None
+
     def take_record(self) -> None:
         """Judge what is on record, for a status that holds before `run` attends to it."""
         self._read_state()
-        self._holder = find_holder(self.directory, self.state)
+        self._holder = None if self.has_end else find_holder(self.directory, self.state)
         self.status = judge(self.state, self._holder is not None, self.intent)
 
     async def run(self, *, launch: bool) -> None:

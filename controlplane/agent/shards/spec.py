@@ -103,9 +103,13 @@ def _is_url_path(text: str) -> bool:
 
 
 def spec_from_json(document: Mapping[str, Any]) -> ShardSpec:
-    """Read and check what `to_json` wrote; a record may have been edited or damaged. Raises SpecError."""
+    """Read and check what `to_json` wrote; a record may have been edited or damaged. Raises SpecError.
+
+    Fields that only a newer version knows are left out: no shard ends because its agent was taken back.
+    """
+    known = {entry.name for entry in fields(ShardSpec)}
     try:
-        values = dict(document)
+        values = {name: value for name, value in dict(document).items() if name in known}
         for name in ("argv", "gpu_uuids"):
             values[name] = tuple(values[name])
         spec = ShardSpec(**values)

@@ -128,6 +128,9 @@ class Supervisor:
             return
         shard = Shard(directory, spec, token, self._changed)
         shard.take_record()
+        if shard.has_end:
+            self._shards[spec.shard_id] = shard  # kept for its log, and for a leader that has not heard of it
+            return
         self._keep(shard, launch=False)
         log.info("Shard adopted", shard=spec.shard_id, phase=shard.status.phase.value)
 
