@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.agent.discovery.disks import mount_points
 from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.process import identify, is_running
 from controlplane.agent.shards.record import SPEC, STATE
@@ -350,6 +352,46 @@ async def test_records_of_a_newer_version_are_read(root: Path, net: LoopbackNet)
     async with supervisor(root) as keeper:
         again = await phase(keeper, "m-0-0", Phase.RUNNING)
         assert again.engine == shard.engine
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A cgroup v2 directory of the test's own; skips where this machine has none to give."""
+    mounts = (path for path, kind in mount_points(Path("/proc")).items() if kind == "cgroup2")
+    mount = next(mounts, None)
+    if mount is None:
+        pytest.skip("no cgroup v2 is mounted here")
+    path = mount / f"akv-test-{secrets.token_hex(4)}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield path
+    path.rmdir()
+
+
+async def test_an_engine_joins_its_cgroup_and_its_holder_does_not(
+    root: Path, net: LoopbackNet, cgroup: Path
+) -> None:
+    async with supervisor(root) as keeper:
+        await keeper.start(engine_spec(net, "m-0-0", "--spawn", cgroup=str(cgroup)))
+        shard = await phase(keeper, "m-0-0", Phase.RUNNING)
+        pids = (cgroup / "cgroup.procs").read_text().split()
+        assert shard.engine is not None
+        assert shard.state is not None
+        assert str(shard.engine.pid) in pids
+        assert len(pids) == 2
+        assert str(shard.state.holder.pid) not in pids
+        await keeper.stop("m-0-0")
+        await phase(keeper, "m-0-0", Phase.STOPPED)
+        assert (cgroup / "cgroup.procs").read_text() == ""
+
+
+async def test_an_engine_that_cannot_join_its_cgroup_is_not_started(root: Path, net: LoopbackNet) -> None:
+    async with supervisor(root) as keeper:
+        await keeper.start(engine_spec(net, cgroup="/sys/fs/cgroup/not-there"))
+        shard = await phase(keeper, "m-0-0", Phase.FAILED)
+        assert "can't be started" in shard.status.error
 
 
 async def test_two_supervisors_never_run_one_shard_twice(root: Path, net: LoopbackNet) -> None:

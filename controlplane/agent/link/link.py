@@ -61,7 +61,7 @@ class Link:
         self._backoff = backoff or Backoff(FIRST_RETRY, LONGEST_RETRY)
         self._numbers = Numbers()
         self._session: Session | None = None
-        self._said = ""
+        self._said: dict[HostPort, str] = {}
 
     def send(self, message: agent_pb2.AgentMessage, sent: Sent | None = None) -> bool:
         """Send on the open stream; False when there is none."""
@@ -91,7 +91,7 @@ class Link:
             session = Session(channel, self._numbers)
             try:
                 ack = await session.open(self._node.register())
-                self._said = ""
+                self._said.clear()
                 log.info("Connected to the leader", host=str(host), leader=ack.leader)
                 self._hosts.arrived(host)
                 self._backoff.reset()
@@ -121,8 +121,8 @@ class Link:
         return grpc.aio.secure_channel(str(host), shown, options=(*CHANNEL_OPTIONS, *TLS_OPTIONS))
 
     def _tell(self, host: HostPort, reason: str, *, refused: bool) -> None:
-        """Log once for each reason, and not at every try."""
-        if reason != self._said:
-            self._said = reason
+        """Log a host's reason once, and not at every try."""
+        if self._said.get(host) != reason:
+            self._said[host] = reason
             say: Callable[..., None] = log.error if refused else log.warning
             say("No stream to the leader", host=str(host), reason=reason)
