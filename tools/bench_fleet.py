@@ -74,25 +74,28 @@ async def lead(directory: Path, endpoint: str) -> None:
         task = asyncio.create_task(fleet.run(lambda: standing))
         await eventually(lambda: fleet.term() is not None, "the host leads", 30.0)
         took: list[float] = []
-        time_handling(took)
+        busy: list[float] = []
+        time_handling(took, busy)
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        print(json.dumps({"handled": len(took), "took": took}), flush=True)
+        print(json.dumps({"took": took, "busy": busy}), flush=True)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await server.stop(0)
         await lease.close()
 
 
-def time_handling(took: list[float]) -> None:
-    """Note how long each message of an agent takes from its arrival to the end of what it changes."""
+def time_handling(took: list[float], busy: list[float]) -> None:
+    """Note how long each heartbeat takes from its arrival to the end of what it changes: by the clock, which
+    goes on while other programs have the core, and in CPU time."""
     handle = Term.handle
 
     def timed(self: Term, connection: Connection, message: pb.AgentMessage) -> None:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.thread_time()
         handle(self, connection, message)
         if message.HasField("heartbeat"):
             took.append(time.perf_counter() - began)
+            busy.append(time.thread_time() - used)
 
     Term.handle = timed  # type: ignore[method-assign]
 
@@ -295,12 +298,14 @@ async def report(
     assert leader.stdin is not None
     assert leader.stdout is not None
     leader.stdin.close()
-    handling = json.loads(await leader.stdout.readline())["took"]
+    handling = json.loads(await leader.stdout.readline())
+    print(f"load of the machine        {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores at the end")
     print(f"agents                     {options.agents}, {lost} of them not ready at the end")
     print(f"all registered after       {registered:.1f} s")
     print(f"leader's CPU               {100 * used:.0f} % of one core over {options.seconds:g} s")
     print(f"leader's memory            {memory:.0f} MiB ({1024 * memory / options.agents:.0f} KiB an agent)")
-    show("handling of a heartbeat", handling, 1e6, "us")
+    show("handling of a heartbeat", handling["took"], 1e6, "us")
+    show("    in CPU time", handling["busy"], 1e6, "us")
     show("round trip of a command", commands, 1e3, "ms")
 
 
