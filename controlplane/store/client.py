@@ -176,22 +176,34 @@ class EtcdClient:
         total = seconds or self.call_seconds
         return await self._call(rpc, request, total, total * ATTEMPT_SHARE, is_write=False)
 
-    async def write(self, rpc: Rpc[Q, R], request: Q, seconds: float | None = None) -> R:
+    async def write(
+        self, rpc: Rpc[Q, R], request: Q, seconds: float | None = None, *, at: str | None = None
+    ) -> R:
         """Call once; again or elsewhere only when it is certain that the call before did nothing.
 
-        Raises StoreUnavailable (nothing happened), OutcomeUnknown, or RequestRefused.
+        `at` is the one endpoint that is asked, where it matters which. Raises StoreUnavailable (nothing
+        happened), OutcomeUnknown, or RequestRefused; KeyError for an endpoint that is not the client's.
         """
         total = seconds or self.call_seconds
-        return await self._call(rpc, request, total, total, is_write=True)
+        return await self._call(rpc, request, total, total, is_write=True, at=at)
 
-    async def _call(self, rpc: Rpc[Q, R], request: Q, total: float, share: float, *, is_write: bool) -> R:
+    async def _call(
+        self,
+        rpc: Rpc[Q, R],
+        request: Q,
+        total: float,
+        share: float,
+        *,
+        is_write: bool,
+        at: str | None = None,
+    ) -> R:
         """Round after round over the endpoints, each attempt at most `share` seconds long."""
         self.counts.calls += 1
         deadline = Deadline(max(total - _LATENESS, 0.5 * total), self.clock)
         pause = Backoff(0.03, 0.2, uniform=self.uniform)
         last = "no attempt"
         while True:
-            for endpoint in self.pool.candidates():
+            for endpoint in [self.pool.get(at)] if at is not None else self.pool.candidates():
                 left = deadline.remaining()
                 if left < _SHORTEST_ATTEMPT:
                     raise self._failed(StoreUnavailable(f"etcd gave no answer in {total} s; last: {last}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,21 +42,30 @@ class TlsEtcd:
 @contextlib.contextmanager
 def run_tls_etcd(directory: Path) -> Iterator[TlsEtcd]:
     """A member of host storage-1 that is about to serve; always ended."""
-    address = LoopbackNet.pick().host(1)
     authority = TestAuthority(directory / "pki")
-    files = authority.issue(Role.HOST, HOST, addresses=[address])
+    with run_tls_member(directory, authority, HOST, LoopbackNet.pick().host(1)) as member:
+        yield member
+
+
+@contextlib.contextmanager
+def run_tls_member(
+    directory: Path, authority: TestAuthority, name: str, address: str, others: Sequence[str] = ()
+) -> Iterator[TlsEtcd]:
+    """One member that is about to serve; with `others` (NAME=URL) it was added to their cluster before."""
+    files = authority.issue(Role.HOST, name, addresses=[address])
     client_url, peer_url = f"https://{address}:2379", f"https://{address}:2380"
-    (directory / "data").mkdir(mode=0o700)
     start = EtcdStart(
-        name=HOST,
+        name=name,
         client_url=client_url,
         peer_url=peer_url,
-        data_dir=directory / "data",
-        log_dir=directory,
-        initial_cluster=f"{HOST}={peer_url}",
-        state="new",
+        data_dir=directory / f"{name}.data",
+        log_dir=directory / f"{name}.log",
+        initial_cluster=",".join([*others, f"{name}={peer_url}"]),
+        state="existing" if others else "new",
         token="test",
         flags=etcd_tls_flags(files),
     )
+    start.data_dir.mkdir(mode=0o700)
+    start.log_dir.mkdir()
     with Program([find_etcd().path, *etcd_arguments(start), "--unsafe-no-fsync"]) as program:
         yield TlsEtcd(authority, files, client_url, peer_url, program)
