@@ -150,7 +150,7 @@ async def test_a_certificate_of_another_role_is_no_agents(scene: Scene, role: Ro
 
 async def test_a_certificate_with_alternative_names_alone_is_refused(scene: Scene) -> None:
     key = pki.new_key()
-    pem = scene.authority.without_common_name(key.public_key(), "akv://agent/gpu-1")
+    pem = scene.authority.odd(key.public_key(), pki.Identity(Role.AGENT, "gpu-1"), common_name=False)
     ca = scene.authority.authority.certificate_pem
     credentials = grpc.ssl_channel_credentials(ca, pki.key_pem(key), pem)
     channel = grpc.aio.secure_channel(scene.host.api, credentials, options=list(tls.TLS_OPTIONS))
