@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from controlplane.agent.discovery.disks import mount_points
@@ -48,6 +49,8 @@ async def test_a_shard_starts_serves_and_stops(root: Path, net: LoopbackNet) -> 
         assert not [name for name in environment if name.startswith("AKV") and name != "AKV_SHARD_TOKEN"]
         await keeper.stop("m-0-0")
         await phase(keeper, "m-0-0", Phase.STOPPED)
+        assert shard.state is not None
+        assert not psutil.pid_exists(shard.state.holder.pid), "no zombie is left"
         assert shard.status.exit_code == 128 + signal.SIGTERM
         assert "serving on" in shard.status.last_output
 

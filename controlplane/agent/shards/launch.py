@@ -20,26 +20,28 @@ from controlplane.agent.shards.record import (
 HOLDER_MODULE = "controlplane.agent.shards.holder"
 
 
-async def launch_holder(directory: ShardDir) -> ProcessId | None:
-    """Start the holder in a session of its own; None when it ended at once. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    errors = os.open(directory.path / HOLDER_ERRORS, flags, 0o600)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            HOLDER_MODULE,
-            str(directory.path),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=errors,
-            env={**os.environ, DIRECTORY_VARIABLE: str(directory.path)},
-            start_new_session=True,
-        )
-    finally:
-        os.close(errors)
-    return identify(process.pid)
+def launch_holder(directory: ShardDir) -> ProcessId | None:
+    """Start the holder in a session of its own; None when it ended at once. Raises OSError.
+
+    Not by subprocess or asyncio: their objects end or miss a child that outlives them.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    errors = str(directory.path / HOLDER_ERRORS)
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-P", "-m", HOLDER_MODULE, str(directory.path)],
+        {**os.environ, DIRECTORY_VARIABLE: str(directory.path)},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, errors, flags, 0o600),
+        ],
+        setsid=True,
+    )
+    found = identify(pid)
+    if found is None:
+        _collect(pid)
+    return found
 
 
 def find_holder(directory: ShardDir, state: HolderState | None) -> ProcessId | None:
@@ -50,7 +52,7 @@ def find_holder(directory: ShardDir, state: HolderState | None) -> ProcessId | N
 
 
 async def wait_gone(process: ProcessId) -> None:
-    """Return when this very process has ended, whoever its parent is."""
+    """Return when this very process has ended, whoever its parent is; a child of ours is collected."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -63,8 +65,15 @@ async def wait_gone(process: ProcessId) -> None:
         loop.add_reader(descriptor, _settle, gone)
         await gone
     finally:
+        _collect(process.pid)
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _collect(pid: int) -> None:
+    """Take the exit status of a child of ours that has ended; a zombie would stay as long as the agent."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _settle(gone: asyncio.Future[None]) -> None:

@@ -93,7 +93,7 @@ class Shard:
 
     async def _launch(self) -> ProcessId | None:
         try:
-            return await launch_holder(self.directory)
+            return await asyncio.to_thread(launch_holder, self.directory)
         except OSError as error:
             self._launch_error = f"its holder can't be started: {error}"
             return None
