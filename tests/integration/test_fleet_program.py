@@ -165,6 +165,12 @@ def check_logs(scene: Scene, shard: dict[str, Any]) -> None:
     logs = scene.cli("logs", shard["node_id"], shard["shard_id"])
     assert any("GET /environment" in line for line in logs["lines"])
     assert {"agent", shard["shard_id"]} <= set(logs["sources"])
+    command = ("--host", scene.asked().asked_at, "logs", shard["node_id"], shard["shard_id"], "--follow")
+    with Program(python_module("clustercli.main", *command)) as follower:
+        follower.wait_line("GET /environment", SECONDS)
+        with contextlib.suppress(urllib.error.HTTPError):
+            get(shard["address"], "/written-later")
+        follower.wait_line("GET /written-later", SECONDS)
     refused = clustercli("--host", scene.asked().asked_at, "logs", shard["node_id"], "nothing")
     assert refused.returncode == 1
     assert "agent" in refused.stderr
