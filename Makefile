@@ -4,11 +4,12 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup protos demo lint fmt native-tests test tsan tidy check bench lab soak lock proto-baseline clean
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy fuzz check bench lab soak lock proto-baseline clean
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
-CPP_DIRS := dataplane/core tests/native
+SECONDS_EACH = $(or $(SECONDS),30)
+CPP_DIRS := dataplane/core tests/native tests/fuzz
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')
 PY_DIRS := controlplane clustercli integration dataplane bench tests tools
 
@@ -48,7 +49,11 @@ tidy: ## clang-tidy over the C++ sources
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DAKV_TESTS=ON >/dev/null
 	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/dataplane/core/.*'
 
-check: test tsan tidy ## What must be green before a change is done
+fuzz: ## Fuzz the native code's inputs, each target for SECONDS (30)
+	@tools/setup check
+	@tools/fuzz $(SECONDS_EACH)
+
+check: test tsan tidy fuzz ## What must be green before a change is done
 
 bench: setup ## Replay a piece of the trace through a cluster on this machine: rates and latencies
 	@$(BIN)/akv pod $(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")

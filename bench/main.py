@@ -1,4 +1,4 @@
-"""`akv-bench`: replays traces against a gateway, simulates them, makes them."""
+"""`akv-bench`: replays traces against a gateway, simulates them, makes them; measures the initiator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.dialogs import request_of
 from bench.generate import write_trace
+from bench.initiator import InitiatorSettings, measure_initiator
 from bench.report import HitCount
 from bench.run import ReplaySettings, Run, arena_bytes
 from bench.simulate import UnlimitedCards
@@ -129,6 +130,22 @@ def _stats(options: argparse.Namespace) -> int:
     return 0
 
 
+def _initiator(options: argparse.Namespace) -> int:
+    settings = InitiatorSettings(
+        target=options.target,
+        nqn=options.nqn,
+        ops=options.op,
+        sizes=options.io_size,
+        depths=options.qd,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        more=[*(["--digests"] if options.digests else []), "--max-inflight", options.max_inflight],
+    )
+    for record in measure_initiator(settings):
+        print(json.dumps(record), flush=True)
+    return 0
+
+
 def _trace(options: argparse.Namespace) -> Path:
     path: Path | None = options.trace or locate_trace()
     if path is None:
@@ -213,10 +230,41 @@ def _parser() -> argparse.ArgumentParser:
     locate.add_argument("--requests", type=_positive, default=1000, help="rows to make (%(default)s)")
     locate.add_argument("--seed", type=int, default=1)
 
+    _add_initiator(commands.add_parser("initiator", help="the NVMe/TCP initiator alone, against any target"))
+
     stats = commands.add_parser("stats", help="the gateway's counters as JSON")
     stats.set_defaults(command=_stats)
     _add_connection(stats)
     return parser
+
+
+def _add_initiator(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_initiator)
+    parser.description = (
+        "Measures every combination of --op, --io-size and --qd (lists with commas); one JSON line each. "
+        "The target may be a block or a KV subsystem. What its first 64 MiB held is overwritten."
+    )
+    parser.add_argument("--target", required=True, help="HOST:PORT, address literals only")
+    parser.add_argument("--nqn", required=True, help="the subsystem's NQN")
+    parser.add_argument("--op", type=_list_of(_op), default=["read", "write"], help="read, write or both")
+    parser.add_argument("--io-size", type=_list_of(str), default=["64K"], help="bytes of a command, e.g. 64K")
+    parser.add_argument("--qd", type=_list_of(_positive), default=[1], help="commands outstanding")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run (%(default)s)")
+    parser.add_argument("--repeats", type=_positive, default=1, help="interleaved; medians are told")
+    parser.add_argument("--digests", action="store_true", help="header and data digests")
+    parser.add_argument(
+        "--max-inflight", default="4M", help="payload on the wire at once; 0: the depth alone (%(default)s)"
+    )
+
+
+def _op(text: str) -> str:
+    if text not in ("read", "write"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither read nor write")
+    return text
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:

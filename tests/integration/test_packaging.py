@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-COMMANDS = [*sorted(PROJECT["scripts"]), "akv-softcard", "akv-nvme"]
+COMMANDS = [*sorted(PROJECT["scripts"]), "akv-softcard", "akv-nvme", "akv-initiator"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

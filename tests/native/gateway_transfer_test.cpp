@@ -300,12 +300,12 @@ TEST_F(GatewayTransferSegments, DeleteRemovesWhatIsNoValueOfOurs) {
 TEST_F(GatewayTransfer, CommandsInFlightAreBoundedByNumberAndBytes) {
   queue().hold = true;
   static_cast<void>(alloc(4096));
-  send_many(Opcode::get, 500, 100);
+  send_many(Opcode::get, 1000, 100);
   wait_held(bench.shared.limits.card_commands);
   bench.turn(5);
   EXPECT_EQ(queue().held.size(), bench.shared.limits.card_commands);
   let_go();
-  EXPECT_EQ(client.reply()->header.count, 500U);
+  EXPECT_EQ(client.reply()->header.count, 1000U);
   EXPECT_EQ(queue().most_held, bench.shared.limits.card_commands);
 }
 

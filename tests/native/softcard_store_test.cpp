@@ -61,6 +61,22 @@ CardFileSpec spec(const fs::path& path, std::uint64_t capacity = 1024 * kKiB) {
   return {.path = path, .serial = "L0P0", .capacity = capacity, .max_value_bytes = 16 * kKiB};
 }
 
+TEST(Store, KeysAreInBytewiseOrder) {
+  std::mt19937 source(3);
+  const KeyOrder before;
+  for (int i = 0; i < 20'000; ++i) {
+    nvme::KvKey keys[2];
+    for (auto& key : keys) {
+      std::vector<std::byte> bytes(1 + source() % 16);
+      for (auto& byte : bytes)
+        byte = static_cast<std::byte>(source() % 3 * 127);
+      key = *nvme::make_kv_key(bytes);
+    }
+    ASSERT_EQ(before(keys[0], keys[1]), keys[0] < keys[1]);
+    ASSERT_FALSE(before(keys[0], keys[0]));
+  }
+}
+
 TEST(MemoryStore, ReplacesRemovesAndCounts) {
   MemoryStore store(64 * kKiB, 16 * kKiB);
   EXPECT_EQ(store.put(key_of("a"), value_of(1000, 1)), nvme::kSuccess);

@@ -112,7 +112,7 @@ struct NvmeCardConfig {
   std::chrono::milliseconds keep_alive{5000};  // KATO; sent at half of it, lost when unanswered for all of it
   std::chrono::milliseconds backoff_first{100};
   std::chrono::milliseconds backoff_cap{5000};
-  std::uint32_t queue_depth{128};               // commands a worker and card, 1..1023
+  std::uint32_t queue_depth{512};               // commands a worker and card, 1..1023
   std::uint64_t max_inflight_bytes{4U << 20U};  // payload a worker and card on the wire; more waits in line
   DigestPolicy header_digest{DigestPolicy::off};
   DigestPolicy data_digest{DigestPolicy::off};

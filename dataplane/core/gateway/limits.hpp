@@ -21,7 +21,7 @@ struct Limits {
   std::chrono::milliseconds close_timeout{1000};    // for the client to read the last ERROR
   std::chrono::milliseconds tick{100};              // how often those are looked at
 
-  std::uint32_t card_commands{128};                  // in flight a worker and card
+  std::uint32_t card_commands{512};                  // in flight a worker and card
   std::uint64_t card_bytes{8U << 20U};               // in flight a worker and card
   std::chrono::milliseconds io_timeout{5000};        // of one command, and the base of a request's deadline
   std::uint64_t slowest_bytes_a_second{64U << 20U};  // a request's deadline grows by a second for each

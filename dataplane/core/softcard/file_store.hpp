@@ -34,7 +34,7 @@ class FileStore final : public Store {
     std::uint32_t crc{0};  // of the record's header
     bool retrieved{false};
   };
-  using Pairs = std::map<nvme::KvKey, Place>;
+  using Pairs = std::map<nvme::KvKey, Place, KeyOrder>;
   struct Written {
     nvme::KvKey key;
     std::uint64_t offset{0};

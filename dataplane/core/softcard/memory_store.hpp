@@ -31,7 +31,7 @@ class MemoryStore final : public Store {
     Order::iterator place;
     bool retrieved{false};
   };
-  using Pairs = std::map<nvme::KvKey, Pair>;
+  using Pairs = std::map<nvme::KvKey, Pair, KeyOrder>;
 
   [[nodiscard]] std::uint64_t used() const noexcept { return bytes_ + pairs_.size() * kPairBytes; }
   void erase(Pairs::iterator pair);
