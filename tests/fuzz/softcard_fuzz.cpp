@@ -1,5 +1,6 @@
 // The software card against hostile hosts: up to three connections of one host that send anything. When they
 // are gone the card has no connection, no controller and no memory of theirs.
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 

@@ -15,7 +15,7 @@ struct ProbeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class Connection : private fabric::QueuePairClient {
+class Connection final : private fabric::QueuePairClient {
  public:
   // Throws ProbeError when the target does not answer within the configuration's time.
   Connection(Reactor& reactor, const fabric::TcpQueuePairConfig& config);
