@@ -17,7 +17,9 @@ from tests.support.softcard import Card
 
 @pytest.fixture
 def card(tmp_path: Path, loopback_net: LoopbackNet) -> Iterator[Card]:
-    with Card(tmp_path / "cards", loopback_net.host(1), extra=("--max-value", "128K")) as card:
+    with Card(
+        tmp_path / "cards", loopback_net.host(1), capacity="256M", extra=("--max-value", "128K")
+    ) as card:
         yield card
 
 

@@ -127,11 +127,13 @@ void Outcomes::fail(Batch& batch, std::uint32_t index, Why why) {
 }
 
 void Outcomes::fail_behind(Batch& batch, std::uint32_t first, Why why) {
-  const auto unneeded = std::ranges::partition(batch.more, [first](std::uint32_t i) { return i < first; });
-  for (const std::uint32_t index : unneeded) {
-    if (!batch.entries[index].resolved) fail(batch, index, why);
+  // Not std::ranges: Clang 14 can't read this library's subranges.
+  const auto unneeded =
+      std::partition(batch.more.begin(), batch.more.end(), [first](std::uint32_t i) { return i < first; });
+  for (auto index = unneeded; index != batch.more.end(); ++index) {
+    if (!batch.entries[*index].resolved) fail(batch, *index, why);
   }
-  batch.more.erase(unneeded.begin(), unneeded.end());
+  batch.more.erase(unneeded, batch.more.end());
   // Entries are begun in their order, so those that were not lie behind any that was.
   const auto size = static_cast<std::uint32_t>(batch.entries.size());
   for (std::uint32_t index = std::exchange(batch.next, size); index < size; ++index) {
