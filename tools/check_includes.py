@@ -4,7 +4,8 @@ Usage: check_includes.py [CORE_DIR]
 
 Each folder may include itself and the folders before it in ORDER; softcard is a program of its own that
 shares nothing with the gateway's side but the protocol, so it may include base and nvme alone, and nobody
-includes softcard. probe, which measures the initiator alone, may include that and what it stands on. Prints one line per violation; exit code 1 when there is any.
+includes softcard. probe, which measures the initiator alone, may include that and what it stands on.
+Prints one line per violation; exit code 1 when there is any.
 """
 
 import re
