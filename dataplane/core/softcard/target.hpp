@@ -67,6 +67,8 @@ class Target final : private FdHandler {
   void connection_closed(Connection& connection, Controller* controller, std::string_view why) noexcept;
   void count_fatal_error(const Connection& connection, const nvme::FatalError& error);
 
+  [[nodiscard]] std::size_t connections() const noexcept { return connections_.size(); }
+  [[nodiscard]] std::size_t controllers() const noexcept { return controllers_.size(); }
   [[nodiscard]] nlohmann::ordered_json stats() const;
 
  private:
