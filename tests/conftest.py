@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from tests.support.etcd import EtcdCluster, run_etcd
 # How long an example takes says more about the machine's load than about the code.
 settings.register_profile("akv", deadline=None)
 settings.load_profile("akv")
+
+
+# A shell starts what it puts into the background with SIGINT ignored, and every process of a test would
+# inherit that: interrupts are tests' subjects.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from controlplane.cluster.errors import ClusterError
 # Trailing metadata of a refusal: the host that refused.
 HOST_METADATA = "awide-host"
 
+# A refusal that quotes what was sent: more than this of it helps nobody, and no reader takes a megabyte.
+_SENTENCE_CHARACTERS = 2000
+
 T = TypeVar("T")
 
 
@@ -36,5 +39,12 @@ class Handlers:
             code, sentence = error.code, str(error)
         except TimeoutError:
             code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, f"not done within {limit:.1f} s; ask again"
-        await context.abort(code, sentence, ((HOST_METADATA, self._host),))
+        await context.abort(code, _bounded(sentence), ((HOST_METADATA, self._host),))
         raise AssertionError("abort always raises")
+
+
+def _bounded(sentence: str) -> str:
+    if len(sentence) <= _SENTENCE_CHARACTERS:
+        return sentence
+    half = _SENTENCE_CHARACTERS // 2
+    return f"{sentence[:half]} … {sentence[-half:]}"
