@@ -8,8 +8,6 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
-# Most tests wait for processes: three for two cores keep them busy.
-TEST_WORKERS := $(shell echo $$(( ($(JOBS) * 3 + 1) / 2 )))
 SECONDS_EACH = $(or $(SECONDS),30)
 CPP_DIRS := dataplane/core tests/native tests/fuzz
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')
@@ -40,7 +38,7 @@ native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSan
 	@tools/native-tests asan
 
 test: lint native-tests ## Lint and all tests
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 tsan: setup ## C++ tests under ThreadSanitizer
 	@tools/native-tests tsan

@@ -18,7 +18,7 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that a plan depends on. `unplaceable` are the replicas for which the last plan had no room.
+    """All that a plan depends on.
 
     Of an `unreadable` model it is not known what is wanted: what it has stays as long as its nodes do.
     """
@@ -28,7 +28,6 @@ class Picture:
     nodes: Mapping[str, NodeView]
     statuses: Mapping[str, ShardStatus]
     now: float
-    unplaceable: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()
 
 
@@ -99,8 +98,8 @@ def plan(picture: Picture) -> Plan:
         kept[replica] = assignment
         if not reason:
             _keep(picture, assignment, result)
-    _roll(picture, result)
     _place(picture, kept, result)
+    _roll(picture, result)
     return result
 
 
@@ -205,7 +204,8 @@ def _roll(picture: Picture, result: Plan) -> None:
         outdated = [a for a in staying if model.profile(a.profile.name) != a.profile]
         broken = [a for a in outdated if not _runs(picture, a)]
         quiet = len(staying) == len(present) and all(_runs(picture, a) for a in present)
-        awaited = set(model.replica_ids()) - set(picture.assignments) - picture.unplaceable
+        # Not those that have no room: they must not keep what is outdated for ever.
+        awaited = set(model.replica_ids()) - set(picture.assignments) - result.unplaced.keys()
         chosen = broken or (outdated[:1] if quiet and not awaited else [])
         for assignment in chosen:
             result.leave.append(replace(assignment, leaving="its profile has changed"))

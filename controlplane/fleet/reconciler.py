@@ -105,7 +105,6 @@ class Reconciler:
             nodes=self._views.all(records.assignments),
             statuses=self._shards.statuses,
             now=self._clock(),
-            unplaceable=frozenset(self.unplaced),
             unreadable=frozenset(records.unreadable_models),
         )
 

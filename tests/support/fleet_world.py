@@ -65,7 +65,6 @@ class World:
             {name: self.view(node) for name, node in self.nodes.items()},
             self.shards.statuses,
             self.now,
-            self.unplaceable,
         )
 
     def view(self, node: WorldNode) -> NodeView:

@@ -290,6 +290,18 @@ def test_a_new_leader_goes_on_with_a_start_that_never_reached_the_node() -> None
     assert phases(w) == [Phase.RUNNING]
 
 
+def test_a_replica_without_room_does_not_keep_the_others_on_an_old_profile() -> None:
+    w = world(2, 2, 4)
+    w.models["x"] = model(2, profile(gpus=1, start_seconds=60), name="x")
+    w.settle()
+    w.models["x"] = model(3, profile(gpus=3, start_seconds=60), name="x")
+    w.settle()
+    assert [a.profile.gpus for a in w.assignments.values()] == [3]
+    assert len(w.unplaceable) == 2
+    w.now += 1000
+    assert w.step().empty
+
+
 NODE = st.sampled_from(["n0", "n1", "n2"])
 MODEL = st.sampled_from("xyz")
 STEPS = st.lists(

@@ -30,7 +30,7 @@ std::uint8_t cns(nvme::Cns value) {
 }  // namespace
 
 Target::Target(Reactor& reactor, const TargetConfig& config)
-    : config_(config), admin_(reactor, transport(config, kAdminDepth, 0)) {
+    : admin_(reactor, transport(config, kAdminDepth, 0)), config_(config) {
   connect(admin_, 0, kAdminDepth);
   enable();
   identify_controller();

@@ -51,14 +51,14 @@ class Target {
   template <nvme::WireStruct T>
   [[nodiscard]] T identify(std::uint8_t cns, std::uint32_t nsid, std::uint8_t csi, const std::string& what);
 
-  const TargetConfig config_;
-  std::uint16_t cntlid_{0xFFFF};
-  std::uint16_t mqes_{0};
-  std::uint32_t page_bytes_{4096};
-  bool command_sets_{false};  // beside NVM
-  Facts facts_;
   Connection admin_;
   std::unique_ptr<Connection> queue_;
+  Facts facts_;
+  const TargetConfig config_;
+  std::uint32_t page_bytes_{4096};
+  std::uint16_t cntlid_{0xFFFF};
+  std::uint16_t mqes_{0};
+  bool command_sets_{false};  // beside NVM
 };
 
 }  // namespace akv::probe
