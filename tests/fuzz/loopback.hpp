@@ -3,8 +3,10 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -60,7 +62,11 @@ class LoopbackListener {
   }
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
   [[nodiscard]] Wire accept() const {
-    return Wire(UniqueFd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    int accepted = -1;
+    do {
+      accepted = ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    } while (accepted < 0 && errno == EINTR);
+    return Wire(UniqueFd(accepted));
   }
 
  private:
@@ -68,14 +74,21 @@ class LoopbackListener {
   std::uint16_t port_{0};
 };
 
+// The fuzzer's own timer may interrupt a connect, and thousands of connections a second use up the ports
+// until the kernel gives them back: neither is a fault of what is fuzzed.
 inline Wire connect_to(std::uint16_t port) {
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(port);
-  check(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "connect");
-  return Wire(std::move(socket));
+  for (int attempt = 0;; ++attempt) {
+    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+      return Wire(std::move(socket));
+    const int error = errno;
+    check((error == EINTR || error == EADDRNOTAVAIL) && attempt < 500, "connect");
+    ::usleep(10'000);
+  }
 }
 
 }  // namespace akv::fuzz
