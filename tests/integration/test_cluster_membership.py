@@ -136,6 +136,7 @@ def test_the_leaders_own_host_can_be_removed_through_itself(hosts: list[ClusterH
     leader = next(host for host in hosts if host.name == name)
     other = next(host for host in hosts if host is not leader)
     assert cli_json(leader, "remove_node", "-n", leader.name)["forgotten_serials"] == []
-    wait_until(lambda: ask_cluster(other)["leader"] not in {"", leader.name}, "another leads", 15.0)
+    wait_until(lambda: ask_cluster(other)["leader"] not in {"", leader.name}, "another leads", 30.0)
+    wait_until(lambda: not leader.member_file.exists(), "the host has seen that it is out", 30.0)
     cli_json(leader, "add_node", "-n", other.api)
     wait_voters(other, 3)
