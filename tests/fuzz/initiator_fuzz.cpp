@@ -7,6 +7,7 @@
 #include "input.hpp"
 #include "loopback.hpp"
 #include "nvme/kv.hpp"
+#include "pdu_wire.hpp"
 
 namespace akv::fuzz {
 namespace {
@@ -89,7 +90,7 @@ class Target {
         nvme::CapsuleResp response;
         response.cqe.cid = cid;
         response.cqe.status_phase = input.number<std::uint8_t>();
-        return send(response, {});
+        return send_pdu(wire_, response, {}, framing_);
       }
       default:
         return;
@@ -102,17 +103,6 @@ class Target {
     if (bytes.size() < sizeof(nvme::CapsuleCmd) || bytes[0] != std::byte{0x04}) return;
     cids_.push_back(nvme::read_wire<nvme::CapsuleCmd>(bytes).sqe.cid);
   }
-  template <nvme::WireStruct T>
-  void send(const T& pdu, std::span<const std::byte> data) {
-    std::array<std::byte, 256> head{};
-    const auto size =
-        nvme::encode_pdu(std::span(head), pdu, static_cast<std::uint32_t>(data.size()), framing_);
-    wire_.send(std::span(head).first(size));
-    wire_.send(data);
-    if (!framing_.ddgst || data.empty()) return;
-    const std::uint32_t digest = crc32c(data);
-    wire_.send(nvme::wire_bytes(digest));
-  }
   void data(Input& input, std::uint16_t cid) {
     nvme::DataPdu pdu;
     pdu.common.type = static_cast<std::uint8_t>(nvme::PduType::c2h_data);
@@ -124,7 +114,7 @@ class Target {
     const auto bytes = input.bytes((1U + input.number<std::uint16_t>() % 1024U) * 4U);
     pdu.datal = static_cast<std::uint32_t>(bytes.size());
     offset += pdu.datal;
-    send(pdu, bytes);
+    send_pdu(wire_, pdu, bytes, framing_);
   }
   void r2t(Input& input, std::uint16_t cid) {
     nvme::R2t pdu;
@@ -135,7 +125,7 @@ class Target {
     auto& granted = granted_[cid];
     if (pdu.ttag % 4U != 0) pdu.r2to = granted;
     granted += pdu.r2tl;
-    send(pdu, {});
+    send_pdu(wire_, pdu, {}, framing_);
   }
 
   Wire wire_;

@@ -7,6 +7,7 @@
 #include "input.hpp"
 #include "loopback.hpp"
 #include "nvme/kv.hpp"
+#include "pdu_wire.hpp"
 #include "softcard/memory_store.hpp"
 #include "softcard/target.hpp"
 
@@ -84,7 +85,7 @@ class Host {
     pdu.datao = input.number<std::uint16_t>();
     const std::vector<std::byte> bytes(input.number<std::uint16_t>());
     pdu.datal = static_cast<std::uint32_t>(bytes.size());
-    send(pdu, bytes);
+    send_pdu(wire_, pdu, bytes, framing_);
   }
   void raw(Input& input) { wire_.send(input.bytes(input.number<std::uint16_t>() % 2048U)); }
   void drain() {
@@ -94,18 +95,7 @@ class Host {
  private:
   void capsule(nvme::Sqe sqe, std::span<const std::byte> data) {
     sqe.cid = ++last_cid_ % 16U;
-    send(nvme::CapsuleCmd{.sqe = sqe}, data);
-  }
-  template <nvme::WireStruct T>
-  void send(const T& pdu, std::span<const std::byte> data) {
-    std::array<std::byte, 256> head{};
-    const auto size =
-        nvme::encode_pdu(std::span(head), pdu, static_cast<std::uint32_t>(data.size()), framing_);
-    wire_.send(std::span(head).first(size));
-    wire_.send(data);
-    if (!framing_.ddgst || data.empty()) return;
-    const std::uint32_t digest = crc32c(data);
-    wire_.send(nvme::wire_bytes(digest));
+    send_pdu(wire_, nvme::CapsuleCmd{.sqe = sqe}, data, framing_);
   }
 
   Wire wire_;
