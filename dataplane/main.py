@@ -8,9 +8,9 @@ from pathlib import Path
 
 import uvloop
 
+from controlplane.base.config_program import EXIT_CONFIG, GATEWAY_EPILOG_END, parse_config_arguments
 from controlplane.base.gateway_checks import ALL_CHECKS, DATAPLANE_CHECKS, Check, check_machine
 from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
-from controlplane.base.gateway_program import EXIT_CONFIG, parse_gateway_arguments
 from controlplane.base.logging import configure_logging
 from dataplane._native import ListenError
 from dataplane.places import PlaceError
@@ -32,7 +32,7 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; exits with the codes of `--help`."""
-    asked = parse_gateway_arguments(PROGRAM, _DESCRIPTION, _EXIT_CODES, arguments)
+    asked = parse_config_arguments(PROGRAM, _DESCRIPTION, _EXIT_CODES + GATEWAY_EPILOG_END, arguments)
     try:
         config = _load(asked.path, ALL_CHECKS if asked.only_validate else DATAPLANE_CHECKS)
         if asked.only_validate:

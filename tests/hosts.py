@@ -96,7 +96,7 @@ class HostNetwork:
         try:
             _in(self._hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
             _in(self._hub, "link", "set", "br0", "up")
-        except BaseException:
+        except BaseException:  # __exit__ is not called for what fails here
             self.close()
             raise
         return self

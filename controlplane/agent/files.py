@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from controlplane.base.text_file import NotReadableError, read_bounded
+from controlplane.base.text_file import NotReadableError, read_bounded, write_atomically
 
 MAX_DOCUMENT_BYTES = 1 << 20
 
@@ -18,17 +18,9 @@ class DocumentError(Exception):
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replace `path` (0600, durable); a reader sees the old or the new document. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk it would keep the last blocks
-        raise
+    text = json.dumps(document, indent=1, sort_keys=True)
+    # The agent and the holders of its shards write beside one another.
+    write_atomically(path, text, 0o600, durable=True, writer=str(os.getpid()))
 
 
 def read_document(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -16,12 +15,11 @@ from controlplane.agent.incarnation import AgentState, StateError
 from controlplane.agent.settings import AgentConfig, load_agent_config
 from controlplane.agent.shards.output import RotatingLog
 from controlplane.base.config_errors import ConfigError
+from controlplane.base.config_program import EXIT_CONFIG, parse_config_arguments
 from controlplane.base.logging import configure_logging, get_logger
-from controlplane.base.version import program_version
 
 PROGRAM = "akv-agent"
 DEFAULT_CONFIG = "/etc/akv/agent.yaml"
-EXIT_CONFIG = 2
 EXIT_STATE = 3
 LOG_BYTES, LOG_FILES = 8 << 20, 4
 
@@ -55,38 +53,24 @@ class Tee:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; exits with the codes of `--help`."""
-    options = _parser().parse_args(arguments)
-    path = Path(options.validate_config or options.config)
+    asked = parse_config_arguments(
+        PROGRAM,
+        "Tells the cluster's leader what this node has, and runs what the leader asks for.",
+        _EPILOG,
+        arguments,
+        default=DEFAULT_CONFIG,
+        config_help=f"the configuration ({DEFAULT_CONFIG})",
+        validate_help="check FILE (or that of --config) in full and start nothing",
+    )
     try:
-        config = load_agent_config(path, os.environ)
+        config = load_agent_config(asked.path, os.environ)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_CONFIG)
-    if options.validate_config is not None:
-        print(f"{path.name}: the configuration of node {config.node_id} is valid")
+    if asked.only_validate:
+        print(f"{asked.path.name}: the configuration of node {config.node_id} is valid")
         sys.exit(0)
     sys.exit(_run(config))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description="Tells the cluster's leader what this node has, and runs what the leader asks for.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", default=DEFAULT_CONFIG, help=f"the configuration ({DEFAULT_CONFIG})"
-    )
-    parser.add_argument(
-        "--validate-config",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="check FILE (or that of --config) in full and start nothing",
-    )
-    parser.add_argument("--version", action="version", version=program_version(PROGRAM))
-    return parser
 
 
 def _run(config: AgentConfig) -> int:

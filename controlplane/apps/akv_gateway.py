@@ -10,9 +10,9 @@ from pathlib import Path
 
 import uvloop
 
+from controlplane.base.config_program import EXIT_CONFIG, GATEWAY_EPILOG_END, parse_config_arguments
 from controlplane.base.gateway_checks import CONTROL_CHECKS, check_machine
 from controlplane.base.gateway_config import ConfigError, GatewayConfig, load_gateway_config
-from controlplane.base.gateway_program import EXIT_CONFIG, parse_gateway_arguments
 from controlplane.base.logging import configure_logging, get_logger
 from controlplane.gateway.control import ControlProcess
 from controlplane.gateway.state import StateDir, StateError
@@ -36,7 +36,7 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program; exits with the codes of `--help`."""
-    asked = parse_gateway_arguments(PROGRAM, _DESCRIPTION, _EXIT_CODES, arguments)
+    asked = parse_config_arguments(PROGRAM, _DESCRIPTION, _EXIT_CODES + GATEWAY_EPILOG_END, arguments)
     sys.exit(_validate(asked.path) if asked.only_validate else _run(asked.path))
 
 

@@ -55,7 +55,7 @@ async def _communicate(process: asyncio.subprocess.Process, max_bytes: int) -> F
         async with asyncio.TaskGroup() as group:
             output = group.create_task(_read(process.stdout, max_bytes))
             errors = group.create_task(_read(process.stderr, max_bytes))
-    except ExceptionGroup as failures:
+    except ExceptionGroup as failures:  # of either reader; what one raises stands for both
         raise failures.exceptions[0] from None
     return Finished(await process.wait(), output.result(), errors.result())
 

@@ -1,4 +1,4 @@
-"""The command line that both programs of a gateway pod have: `--config FILE`, `--validate-config [FILE]`."""
+"""The command line of programs with one configuration file: `--config FILE`, `--validate-config [FILE]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from controlplane.base.version import program_version
 
 EXIT_CONFIG = 2
 
-_EPILOG_END = """
+GATEWAY_CONFIG_HELP = "the configuration (gateway.yaml)"
+GATEWAY_VALIDATE_HELP = (
+    "check FILE (or that of --config) in full, also against this machine, and start nothing"
+)
+GATEWAY_EPILOG_END = """
 Every problem of the configuration is one line on stderr: file, key, value, and what to do.
 The keys are described in docs/gateway.md.
 """
@@ -25,24 +29,28 @@ class Invocation:
     only_validate: bool
 
 
-def parse_gateway_arguments(
-    program: str, description: str, exit_codes: str, arguments: Sequence[str] | None = None
+def parse_config_arguments(
+    program: str,
+    description: str,
+    epilog: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    default: str | None = None,
+    config_help: str = GATEWAY_CONFIG_HELP,
+    validate_help: str = GATEWAY_VALIDATE_HELP,
 ) -> Invocation:
-    """Read the command line; exits with 0 after --help and --version, and with 2 on a bad one."""
+    """Read the command line; exits with 0 after --help and --version, and with 2 on a bad one.
+
+    Without a `default` configuration, one has to be named.
+    """
     parser = argparse.ArgumentParser(
         program,
         description=description,
-        epilog=exit_codes + _EPILOG_END,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help="the configuration (gateway.yaml)")
-    parser.add_argument(
-        "--validate-config",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="check FILE (or that of --config) in full, also against this machine, and start nothing",
-    )
+    parser.add_argument("--config", metavar="FILE", default=default, help=config_help)
+    parser.add_argument("--validate-config", metavar="FILE", nargs="?", const="", help=validate_help)
     parser.add_argument("--version", action="version", version=program_version(program))
     options = parser.parse_args(arguments)
     if options.config is None and not options.validate_config:

@@ -28,12 +28,13 @@ def read_bounded(path: Path, limit: int) -> bytes:
     return data
 
 
-def write_atomically(path: Path, text: str, mode: int, *, durable: bool = False) -> None:
+def write_atomically(path: Path, text: str, mode: int, *, durable: bool = False, writer: str = "") -> None:
     """Replace the file by one with `text`; a reader sees the old or the new one in whole. Raises OSError.
 
-    What could not be written in whole is removed again: on a full disk it would keep the last blocks.
+    What could not be written in whole is removed again: on a full disk it would keep the last blocks. Where
+    several processes may write the file, `writer` tells them apart.
     """
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.{writer}.new" if writer else f".{path.name}.new")
     try:
         _write(temporary, text, mode, durable=durable)
         os.replace(temporary, path)
