@@ -303,7 +303,9 @@ async def test_a_new_leader_adopts_what_runs_and_starts_nothing_twice(
         before = [await until(host, f"m-{n}-0", pb.SHARD_STATE_RUNNING) for n in (0, 1)]
         other = await new_leader(host, etcd)
         try:
-            assert "waits for a, b" in other.term.reconciler.waiting
+            await eventually(
+                lambda: "waits for a, b" in other.term.reconciler.waiting, "it waits for both", SECONDS
+            )
             moved = []
             for old in (a, b):
                 agent = agent_of(other, old.node_id, sequence=old.sequence)
