@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from controlplane.base.logging import get_logger
 from controlplane.cluster.authorization import Gatekeeper

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from controlplane.base.addresses import AddressError, HostPort, is_loopback, parse_host_port
 from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, Unavailable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from controlplane.apps.demo.requests import Placement
 from controlplane.model.slots import match_slots
 from tests.support.scene.checks import IN, MOVED, OUT, LogMark
 from tests.support.scene.console import cards_of
+from tests.support.scene.gateway import Gateway
 from tests.support.scene.marks import NEEDS_HOSTS
 from tests.support.scene.scene import Scene
 from tests.support.scene.storage import CardSpec, StorageHost
@@ -105,6 +107,10 @@ def test_a_server_is_removed_and_added_again(scene: Scene) -> None:
     scene.wait_well()
 
 
+def counts_one_without_slot(gateway: Gateway) -> bool:
+    return gateway.status().get(("xkv_gateway_cluster_cards_without_slot", "")) == 1.0
+
+
 def test_a_ninth_card_is_shown_and_not_used(scene: Scene, guest: StorageHost) -> None:
     known = len(scene.serials)
     scene.join(guest)
@@ -118,8 +124,7 @@ def test_a_ninth_card_is_shown_and_not_used(scene: Scene, guest: StorageHost) ->
     assert all("L5P0" in event["problem"] for event in problems)
     scene.wait(lambda: slot_of(scene, "L5P0") == -1, "clustercli shows that it has no slot")
     for gateway in scene.gateways:
-        key = ("xkv_gateway_cluster_cards_without_slot", "")
-        scene.wait(lambda g=gateway, k=key: g.status().get(k) == 1.0, "the status file counts it")
+        scene.wait(partial(counts_one_without_slot, gateway), "the status file counts it")
     assert scene.use(used)
     assert scene.wait_same_plan() == plan
     mark.assert_none(MOVED, OUT)

@@ -112,9 +112,9 @@ def test_the_leader_loses_its_card_metrics(scene: Scene) -> None:
 def test_the_leaders_prometheus_is_suspended(scene: Scene) -> None:
     """It takes connections and answers nothing."""
     with scene.traffic() as traffic, nothing_changes(scene, traffic):
-        for host in scene.watched():
-            assert host.prometheus is not None
-            host.suspend(host.prometheus.pid)
+        for watched in scene.watched():
+            assert watched.prometheus is not None
+            watched.suspend(watched.prometheus.pid)
         scene.wait_health(dict.fromkeys(scene.serials, 2))
         traffic.one_pass()
         for host in scene.members:

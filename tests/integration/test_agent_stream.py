@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -53,6 +54,11 @@ async def started(stream: Stream, start: pb.StartShard) -> pb.ShardEvent:
     answer = await stream.wait("command_answer", lambda said: said.request_id == start.request_id)
     assert answer.error == ""
     return await stream.event(pb.SHARD_STATE_RUNNING, start.shard_id)
+
+
+def answers(request: str) -> Callable[[Any], bool]:
+    """Whether an answer is the one to this request."""
+    return lambda said: bool(said.request_id == request)
 
 
 async def test_it_registers_with_what_it_is(folder: Path, net: LoopbackNet) -> None:
@@ -108,7 +114,7 @@ async def test_a_shard_is_started_told_and_stopped(folder: Path, net: LoopbackNe
         stream.send(stop_shard=pb.StopShard(request_id="again", shard_id="m-0-0"))
         stream.send(stop_shard=pb.StopShard(request_id="other", shard_id="never-seen"))
         for request in ("again", "other"):
-            answer = await stream.wait("command_answer", lambda said, r=request: said.request_id == r)
+            answer = await stream.wait("command_answer", answers(request))
             assert answer.gone
 
 
@@ -130,7 +136,7 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(folder: Path, n
             for reason, start in wrong.items():
                 start.request_id = reason
                 stream.send(start_shard=start)
-                answer = await stream.wait("command_answer", lambda said, r=reason: said.request_id == r)
+                answer = await stream.wait("command_answer", answers(reason))
                 assert reason in answer.error
     assert not list((folder / "state" / "shards").iterdir())
 

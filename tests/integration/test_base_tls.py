@@ -76,7 +76,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 async def ask(target: str, credentials: grpc.ChannelCredentials) -> str:
     async with grpc.aio.secure_channel(target, credentials, options=OWN_CONNECTION) as channel:
-        return bytes(await channel.unary_unary(WHO)(b"", timeout=SECONDS)).decode()
+        who: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(WHO)
+        return (await who(b"", timeout=SECONDS)).decode()
 
 
 async def refusal(target: str, credentials: grpc.ChannelCredentials) -> tuple[grpc.StatusCode, str]:

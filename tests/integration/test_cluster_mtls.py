@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +229,16 @@ def test_a_gateway_renews_its_own_certificate(hosts: list[ClusterHost], tmp_path
     assert after.certificate.serial_number != before.certificate.serial_number
 
 
+def refuses(host: ClusterHost, issued: Issued) -> bool:
+    return ask(host, issued, "get_members").returncode == 1
+
+
 def test_a_revoked_administrator_is_refused_by_every_host(hosts: list[ClusterHost], tmp_path: Path) -> None:
     mallory = issue(hosts[0], "admin", "mallory", tmp_path / "mallory")
     assert ask(hosts[1], mallory, "get_members").returncode == 0
     assert run_cli("--host", hosts[0].asked_at, "pki", "revoke", "--name", "mallory").returncode == 0
     for host in hosts:
-        wait_until(
-            lambda h=host: ask(h, mallory, "get_members").returncode == 1, f"{host.name} knows", SECONDS
-        )
+        wait_until(partial(refuses, host, mallory), f"{host.name} knows", SECONDS)
     assert "the certificates of admin mallory were revoked" in ask(hosts[2], mallory, "pki", "show").stderr
 
 

@@ -116,7 +116,7 @@ def watch(shared_watch: Watch) -> Watch:
 
 
 def test_the_configuration_is_one_that_prometheus_takes(watch: Watch) -> None:
-    command = [promtool(), "check", "config", watch.directory / "prometheus.yml"]
+    command = [str(promtool()), "check", "config", str(watch.directory / "prometheus.yml")]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -30,7 +30,7 @@ def start(device: str, address: str, state_dir: Path) -> Program:
         "--listen",
         f"{address}:0",
     ]
-    tail = ["--state-dir", state_dir, "--capacity", "16M"]
+    tail = ["--state-dir", str(state_dir), "--capacity", "16M"]
     program = Program([str(SOFTCARD), "serve", *arguments, *tail], name=device)
     program.wait_event("ready")
     return program

@@ -27,12 +27,12 @@ def dataplane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataplane]:
 
 @pytest.fixture(params=["unix", "unix-inline", "tcp"])
 def client(request: pytest.FixtureRequest, dataplane: Dataplane) -> Iterator[Client]:
-    settings: dict[str, Any] = {
+    sessions: dict[str, dict[str, Any]] = {
         "unix": {},
         "unix-inline": {"arena_bytes": 0},
         "tcp": {"socket": None},
-    }[request.param]
-    with dataplane.client(**settings) as made:
+    }
+    with dataplane.client(**sessions[request.param]) as made:
         assert made.wait_connected(10), made.last_error
         yield made
 

@@ -19,6 +19,7 @@ from controlplane.store.errors import OutcomeUnknown
 from controlplane.store.fleet import FleetLedger
 from controlplane.store.fleet_records import EngineWanted
 from controlplane.store.lease import Lease
+from controlplane.store.writes import fenced_txn
 from tests.support.etcd import EtcdCluster
 
 PROFILE = Profile(
@@ -107,7 +108,7 @@ async def test_a_write_without_an_answer_is_resolved_by_reading(
     leadership = await lead(client)
     ledger = FleetLedger(client, leadership)
     await ledger.load()
-    real = fleet_store.fenced_txn
+    real = fenced_txn
     tries = 0
 
     async def lossy(
@@ -140,7 +141,7 @@ async def test_a_try_that_arrives_late_changes_nothing(
     leadership = await lead(client)
     ledger = FleetLedger(client, leadership)
     await ledger.load()
-    real = fleet_store.fenced_txn
+    real = fenced_txn
     kept: list[Any] = []
 
     async def delayed(*arguments: Any) -> bool:

@@ -388,7 +388,7 @@ async def test_a_standby_hands_calls_to_the_leader_over_tls(tmp_path: Path, etcd
                 await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=SECONDS)
         await leader.lead(etcd.endpoints[0])
         standby.follow(leader)
-        await eventually(lambda: standby.fleet._standing.leader_api != "", "it knows who leads")
+        await eventually(standby.knows_leader, "it knows who leads")
         async with SimAgent("gpu-1", secure_channel(leader.api, node)) as agent:
             await agent.connect()
             await agent.hear("ack")
@@ -416,7 +416,7 @@ async def test_two_hosts_that_take_each_other_for_the_leader_do_not_pass_calls_t
         one.follow(two)
         two.follow(one)
         for host in (one, two):
-            await eventually(lambda host=host: host.fleet._standing.leader_api != "", "both believe it")
+            await eventually(host.knows_leader, "both believe it")
         async with one.operator() as stub:
             with pytest.raises(grpc.aio.AioRpcError, match="host-2 does not lead"):
                 await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=SECONDS)

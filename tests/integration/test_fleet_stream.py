@@ -65,7 +65,7 @@ async def test_a_standby_refuses_before_anything_is_said_and_names_the_leader(sc
     standby = FleetHost("host-2", scene.authority.issue(Role.HOST, "host-2"))
     await standby.start()
     standby.follow(scene.host)
-    await eventually(lambda: standby.fleet._standing.leader_api != "", "the standby knows who leads")
+    await eventually(standby.knows_leader, "the standby knows who leads")
     files = scene.authority.issue(Role.AGENT, "gpu-1")
     try:
         async with SimAgent("gpu-1", secure_channel(standby.api, files)) as agent:

@@ -40,7 +40,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis")
     shutil.copytree(ROOT, sources, ignore=ignored)
     venv.create(home / "venv", with_pip=True)
-    pip = [home / "venv/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "."]
+    pip: list[str | Path] = [
+        home / "venv/bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        ".",
+    ]
     result = run(pip, sources)
     assert result.returncode == 0, result.stdout + result.stderr
     shutil.rmtree(sources)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from akv.v1 import agent_pb2 as pb
@@ -75,6 +75,9 @@ class FleetHost:
         self.standing = Standing(self._client, won, self.name, self.api)
         await eventually(lambda: self.fleet.term() is not None, f"{self.name} leads", SECONDS)
 
+    def knows_leader(self) -> bool:
+        return self.fleet._standing.leader_api != ""
+
     def follow(self, leader: FleetHost) -> None:
         """Stand by behind another host."""
         self.standing = Standing(None, None, leader.name, leader.api)
@@ -133,7 +136,7 @@ class SimAgent:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _speaking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def __aenter__(self) -> SimAgent:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

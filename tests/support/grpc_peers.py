@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc, dataplane_pb2, dataplane_pb2_grpc, plan_pb2
@@ -36,6 +37,12 @@ class ClusterHost(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.GetMembersResponse:
         self.asked += 1
         return self.answer()
+
+    def refused(self, request: object, context: grpc.ServicerContext) -> NoReturn:
+        """Every call but GetMembers: a gateway makes no other."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "this host names its members only")
+
+    AddNode = CreateCluster = GetCluster = JoinCluster = RemoveNode = refused
 
     def answer(self) -> cluster_pb2.GetMembersResponse:
         """The members that this host names."""

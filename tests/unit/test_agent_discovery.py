@@ -141,11 +141,11 @@ def test_a_subnet_manager_is_asked_for_infiniband_only(
     program.chmod(0o755)
     roce = pb.IbPort(hca="rxe0", port=1, state="ACTIVE", link_layer="Ethernet")
     real = pb.IbPort(hca="mlx5_0", port=1, state="ACTIVE", link_layer="InfiniBand")
-    monkeypatch.setattr(subnet.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     for port in (roce, real):
         add_subnet_manager(port)
     assert (roce.sm_error, real.sm_error) == ("", "sminfo is not installed; install infiniband-diags")
-    monkeypatch.setattr(subnet.shutil, "which", lambda name: str(program))
+    monkeypatch.setattr("shutil.which", lambda name: str(program))
     monkeypatch.setattr(subnet, "ASK_SECONDS", 0.2)
     add_subnet_manager(real)
     assert "timed out" in real.sm_error

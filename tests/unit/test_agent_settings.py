@@ -106,7 +106,7 @@ def test_variables_that_are_refused(tmp_path: Path, variable: str, value: str, w
 def test_certificates_are_checked_at_once(tmp_path: Path) -> None:
     authority = TestAuthority(tmp_path / "pki")
 
-    def keys(role: Role, name: str) -> dict[str, str | None]:
+    def keys(role: Role, name: str) -> dict[str, Any]:
         files = authority.issue(role, name)
         paths = {"cluster_ca": files.ca, "cluster_cert": files.certificate, "cluster_key": files.key}
         return {"cluster_security": "mtls", **{key: str(path) for key, path in paths.items()}}

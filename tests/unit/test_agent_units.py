@@ -17,7 +17,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", ["akv-agent.service", "akv-shards.service"])
 def test_units_are_well_formed(name: str) -> None:
-    command = ["systemd-analyze", "verify", DEPLOY / name]
+    command = ["systemd-analyze", "verify", str(DEPLOY / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert [line for line in done.stderr.splitlines() if "is not executable" not in line] == []
 

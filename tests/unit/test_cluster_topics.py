@@ -42,7 +42,8 @@ def test_topics_do_not_disturb_each_other() -> None:
 
 @given(st.lists(st.sets(st.sampled_from([A, B])), max_size=60), st.integers(1, 5))
 def test_begin_and_over_alternate(cycles: list[set[tuple[str, str]]], quiet: int) -> None:
-    topics, going = Topics(quiet), set()
+    topics = Topics(quiet)
+    going: set[tuple[str, str]] = set()
     for present in cycles:
         news = topics.update(dict.fromkeys(present, "why"))
         assert not going & set(news.begun)

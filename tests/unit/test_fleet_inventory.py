@@ -93,10 +93,10 @@ def test_a_new_leader_awaits_whom_it_must_know_until_they_come_or_grace_ends() -
     clock.now += 0.1
     assert nodes.awaited() == []
     nodes.expire()
-    assert nodes.nodes["b"].state is NodeState.EXPECTED
+    assert [nodes.nodes[name].state for name in ("b",)] == [NodeState.EXPECTED]
     clock.now += 60
     nodes.expire()
-    assert nodes.nodes["b"].state is NodeState.LOST
+    assert [nodes.nodes[name].state for name in ("b",)] == [NodeState.LOST]
 
 
 def test_nobody_is_awaited_once_all_have_registered() -> None:
