@@ -63,7 +63,7 @@ lab: setup ## The initiator against Linux nvmet in a virtual machine
 
 soak: setup ## Random faults on network namespaces, as root (FAULTS=200 SEED=N)
 	@AKV_FAULT_FULL=1 AKV_FAULTS=$(or $(FAULTS),200) AKV_FAULT_SEED=$(or $(SEED),$$(date +%s)) \
-	  $(BIN)/python -m pytest -q -rA --durations=3 tests/fault/test_table_random.py
+	  $(BIN)/python -m pytest -q -s tests/fault/test_table_random.py
 
 lock: setup ## Write requirements.lock anew from pyproject.toml
 	@tools/lock

@@ -17,13 +17,14 @@ from controlplane.model.cards import ClusterSnapshot
 from controlplane.model.hashing import LAYOUT_VERSION
 from controlplane.model.slots import fingerprint, moved_slots, plan_slots
 from controlplane.store.checks import read_checks
-from controlplane.store.errors import StoreError
-from controlplane.store.registry import forget_card
+from controlplane.store.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from controlplane.store.registry import forget_seen_card
 from controlplane.store.writes import delete_card
 
 MAX_NUM_DBS = 1 << 20
 # Longer than an election of etcd's takes, since an operator waits rather than asks again.
 READ_SECONDS = 3.0
+FORGET_TRIES = 4
 
 log = get_logger("cards")
 
@@ -64,9 +65,7 @@ class CardsAdmin:
             raise InvalidRequest("no serial number is given: name the card to forget")
         membership = self._membership()
         try:
-            picture = await self._picture(membership)
-            answer = _forgetting(membership, picture, serial, even_if_listed)
-            await forget_card(self._link.client, serial)
+            answer, picture = await self._forget(membership, serial, even_if_listed)
             await self._drop_stale_records(picture, serial)
         except StoreError as error:
             raise Unavailable(f"card {serial} can't be forgotten now: etcd: {error}; ask again") from error
@@ -75,6 +74,23 @@ class CardsAdmin:
         slot = f"its slot {answer.freed_slot} is free" if answer.freed_slot >= 0 else "it had no slot"
         self._events.note("card", serial, f"was forgotten by an administrator: {slot}{moved}")
         return answer
+
+    async def _forget(
+        self, membership: Membership, serial: str, even_if_listed: bool
+    ) -> tuple[pb.ForgetCardResponse, ClusterSnapshot]:
+        """Forget it in the registry that the answer was made from, not in one that changed meanwhile."""
+        lost: pb.ForgetCardResponse | None = None
+        for _ in range(FORGET_TRIES):
+            picture = await self._picture(membership)
+            if lost is not None and not _is_registered(picture, serial):
+                return lost, picture
+            answer = _forgetting(membership, picture, serial, even_if_listed)
+            try:
+                if await forget_seen_card(self._link.client, serial, picture.revision):
+                    return answer, picture
+            except OutcomeUnknown:
+                lost = answer
+        raise StoreUnavailable("the registry changes or answers get lost at each try")
 
     async def _drop_stale_records(self, picture: ClusterSnapshot, serial: str) -> None:
         """Records of hosts that were taken out: no one else would ever remove them."""
@@ -93,12 +109,18 @@ class CardsAdmin:
         return membership
 
 
+def _is_registered(picture: ClusterSnapshot, serial: str) -> bool:
+    """Whether the registry has an entry of this serial, be it unreadable."""
+    damaged = {record.name for record in picture.unreadable if record.kind == "registry"}
+    return serial in damaged or any(entry.serial == serial for entry in picture.registry)
+
+
 def _forgetting(
     membership: Membership, picture: ClusterSnapshot, serial: str, even_if_listed: bool
 ) -> pb.ForgetCardResponse:
     """What forgetting the card changes. Raises ClusterError when it must not be forgotten."""
     entry = next((entry for entry in picture.registry if entry.serial == serial), None)
-    if entry is None:
+    if not _is_registered(picture, serial):
         known = ", ".join(sorted(entry.serial for entry in picture.registry)) or "none"
         raise NotFound(
             f"there is no card {serial[:40]!r} in cluster {membership.cluster_name}; its cards are {known}"
@@ -114,7 +136,7 @@ def _forgetting(
     slot = before.slot_of(serial)
     return pb.ForgetCardResponse(
         xdp_serial=serial,
-        nqn=entry.nqn,
+        nqn=entry.nqn if entry is not None else "",
         freed_slot=slot if slot is not None else -1,
         moved_serials=moved_slots(before, after),
         fingerprint=fingerprint(LAYOUT_VERSION, DEFAULT_NUM_DBS, after.slots),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from akv.v1 import pki_pb2
@@ -30,6 +31,7 @@ from controlplane.store.access import (
 )
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import Refusal, RequestRefused, StoreError
+from controlplane.store.hosts import read_host, update_host
 from controlplane.store.pki_records import NameRecord, TokenRecord
 
 TOKEN_SECONDS = 24 * 3600
@@ -93,17 +95,17 @@ class Issuer:
     async def revoke(self, name: str) -> pki_pb2.RevokeNameResponse:
         """Let nobody of this name do anything any more; can be repeated. Raises ClusterError."""
         self._must_be_secure()
+        client = self._link.client
         try:
-            holder = await pki_records.read_name(self._link.client, name)
-            if holder is not None and holder.role == Role.HOST:
-                raise InvalidRequest(
-                    f"{name} is a host: take it out by remove_node. Its files are those of the cluster, so "
-                    "a host that was stolen is shut out by a new cluster only"
-                )
-            revoked = await pki_records.revoke_name(self._link.client, name)
-            if revoked is None:
+            holder = await pki_records.read_name(client, name)
+            if holder is None:
                 raise NotFound(f"nobody has a certificate of the name {name[:80]!r}: see clustercli pki show")
-            await remove_user(self._link.client, name)
+            if holder.role == Role.HOST:
+                await _check_is_out(client, name)
+            revoked = await pki_records.revoke_name(client, name) or holder
+            await remove_user(client, name)
+            if revoked.role == Role.HOST:  # it may have joined again since the check
+                await update_host(client, name, lambda found: found and replace(found, enabled=False))
         except StoreError as error:
             raise Unavailable(f"{name[:80]} is not revoked: etcd: {error}; ask again") from error
         log.info("name revoked", name=name, role=revoked.role)
@@ -266,6 +268,13 @@ class Issuer:
             certificate.not_valid_after_utc.timestamp(),
             self._settings.host,
         )
+
+
+async def _check_is_out(client: EtcdClient, host: str) -> None:
+    """Refuse a host that is in the cluster. Raises ClusterError, StoreError."""
+    record = await read_host(client, host)
+    if record is not None and record.enabled:
+        raise InvalidRequest(f"{host} is a host of the cluster: take it out by remove_node -n {host} first")
 
 
 def _is_denied(error: StoreError) -> bool:

@@ -55,6 +55,24 @@ class LearnerWatch:
         return tuple(replace(m, overdue=True) if m.member_id in late else m for m in members)
 
 
+class EvenWatch:
+    """Tells whether the number of voters has been even for `seconds`."""
+
+    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._since: float | None = None
+
+    def judge(self, members: Iterable[MemberView]) -> bool:
+        """Take one observation of all members."""
+        now = self._clock()
+        if sum(not member.learner for member in members) % 2:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and now - self._since >= self._seconds
+
+
 async def status_of(client: EtcdClient, member: Member) -> MemberStatus | None:
     """One member's status, None when it does not answer or knows no leader."""
     for url in member.client_urls[:1]:

@@ -11,6 +11,8 @@ Rules, in the order in which they are tried:
 5. A learner that is overdue is removed when it never started, answers but does not catch up, or stands in
    another host's way.
 6. A host that asked to join, and whose service answers, is added as a learner.
+7. When an even number of voters has stood for long, and nobody comes, one of them is removed: its host joins
+   again as a learner, which may be lost at no cost.
 
 No removal and no promotion is planned that would leave fewer answering voters than the new quorum needs.
 Members are named by id and found by peer URL: a member that never started has no name.
@@ -61,7 +63,11 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuorumView:
-    """Everything one decision is made from. `joins` is in the order in which the hosts asked."""
+    """Everything one decision is made from. `joins` is in the order in which the hosts asked.
+
+    `leader_host` is the host that decides; `even_for_long` says that the number of voters has been even for
+    the time that is allowed.
+    """
 
     members: tuple[MemberView, ...]
     hosts_by_peer_url: dict[str, str]
@@ -69,6 +75,8 @@ class QuorumView:
     joins: tuple[JoinRequest, ...] = ()
     max_learners: int = 1
     strikes_limit: int = 3
+    leader_host: str = ""
+    even_for_long: bool = False
 
     @property
     def voters(self) -> tuple[MemberView, ...]:
@@ -128,7 +136,7 @@ Step = AddLearner | Promote | Remove | Hold
 def plan_step(view: QuorumView) -> Step:
     """Return the one next step towards the wanted membership."""
     blocked: list[str] = []
-    for rule in (_replace_lost, _promote, _remove_disabled, _remove_silent, _remove_overdue, _add):
+    for rule in (_replace_lost, _promote, _remove_disabled, _remove_silent, _remove_overdue, _add, _even_out):
         step = rule(view)
         if isinstance(step, Hold):
             blocked.append(step.reason)
@@ -281,3 +289,16 @@ def _add(view: QuorumView) -> Step | None:
         names = ", ".join(view.host_of(member) for member in view.learners)
         return Hold(f"{first.host} waits to join: {names} is still a learner")
     return AddLearner(first.host, first.peer_url)
+
+
+def _even_out(view: QuorumView) -> Step | None:
+    """One of two voters less: the loss of the other host then costs nothing, instead of the quorum."""
+    if not view.even_for_long or len(view.voters) % 2 or view.learners or _waiting(view):
+        return None
+    if not all(voter.answers for voter in view.voters):
+        return None
+    others = [voter for voter in view.voters if view.host_of(voter) != view.leader_host]
+    if not others or view.host_of(others[-1]) not in view.enabled_hosts:
+        return None
+    reason = f"{len(view.voters)} voters are to be an odd number; it joins again as a learner"
+    return _remove(view, others[-1], reason, must_be_silent=False)

@@ -12,7 +12,7 @@ from controlplane.base.logging import get_logger
 from controlplane.cluster import member_client
 from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import EtcdLink
-from controlplane.cluster.observe import LearnerWatch, Strikes, observe, quorum_view
+from controlplane.cluster.observe import EvenWatch, LearnerWatch, Strikes, observe, quorum_view
 from controlplane.cluster.quorum import Hold, QuorumView, Remove, finished_joins, plan_step
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.steps import carry_out, clear_left_step
@@ -45,6 +45,7 @@ class QuorumMover:
         self._trust = trust
         self._strikes = Strikes()
         self._learners = LearnerWatch(settings.learner_seconds, clock)
+        self._even = EvenWatch(settings.even_voters_seconds, clock)
 
     async def move(self, leadership: Leadership, picture: ClusterSnapshot, warming_up: bool) -> str:
         """Make at most one step; the state of the quorum in words. Raises LeadershipLost, or StoreError."""
@@ -70,7 +71,11 @@ class QuorumMover:
     ) -> QuorumView:
         observed = self._learners.judge(await observe(client, members, None if warming_up else self._strikes))
         joins = [join for join in await read_joins(client) if not join.refused]
-        view = quorum_view(picture, observed, joins, self._settings.bad_member_strikes)
+        view = replace(
+            quorum_view(picture, observed, joins, self._settings.bad_member_strikes),
+            leader_host=self._settings.host,
+            even_for_long=self._even.judge(observed),
+        )
         if not joins:
             return view
         away = await _away(self._trust, picture, joins)

@@ -16,10 +16,10 @@ class Revocations:
 
     def __init__(self, link: EtcdLink) -> None:
         self._link = link
-        self._names: frozenset[str] = frozenset()
+        self.names: frozenset[str] = frozenset()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self.names
 
     async def cycle(self) -> None:
         """Read the names. Raises nothing of etcd's; a host in no cluster knows of none."""
@@ -28,6 +28,6 @@ class Revocations:
         except (StoreError, ClusterError):
             return
         names = frozenset(record.name for record in records if record.revoked)
-        if names != self._names:
+        if names != self.names:
             log.info("revoked names", names=sorted(names))
-        self._names = names
+        self.names = names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 
@@ -48,6 +49,7 @@ from controlplane.cluster.revocations import Revocations
 from controlplane.cluster.settings import DOCKER, ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.cluster.trust import Trust
+from controlplane.store.election import Standing
 
 KEEPER_SECONDS = 1.0
 METRICS_SECONDS = 2.0
@@ -174,7 +176,7 @@ class ClusterService:
             self._supervisor.listeners.append(wake)
             tasks.append(asyncio.create_task(run_cycles(name, work, interval, wake), name=name))
         for companion in self._companions:
-            work_beside = companion.run(lambda: self._leader.standing)
+            work_beside = companion.run(self._standing)
             tasks.append(asyncio.create_task(work_beside, name="companion"))
         if self._trust.secure:
             looking = run_cycles("revocations", self._revocations.cycle, lambda: cycle, asyncio.Event())
@@ -182,6 +184,9 @@ class ClusterService:
         listening = run_cycles("listeners", self._listeners.cycle, lambda: cycle, self._trust.changed)
         tasks.append(asyncio.create_task(listening, name="listeners"))
         return tasks
+
+    def _standing(self) -> Standing:
+        return replace(self._leader.standing, revoked=self._revocations.names)
 
     async def _end(self, tasks: list[asyncio.Task[None]], stopped: asyncio.Task[bool]) -> None:
         """Stop the work, give back the leadership while etcd still runs, then end the member."""

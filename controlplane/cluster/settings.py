@@ -57,6 +57,7 @@ class ClusterSettings:
     docker_socket: Path
     etcd_quota_bytes: int
     learner_seconds: float
+    even_voters_seconds: float
     card_cli: tuple[str, ...]
     card_check: tuple[str, ...]
     card_check_seconds: float
@@ -306,6 +307,7 @@ _KEYS = {
     "AWC_DOCKER_SOCKET": _Key("docker_socket", _directory, "/var/run/docker.sock"),
     "AWC_ETCD_QUOTA_BYTES": _Key("etcd_quota_bytes", _number(int, 1 << 20, 8 << 30), str(1 << 30)),
     "AWC_LEARNER_SECONDS": _Key("learner_seconds", _number(float, 1, 86400), "120"),
+    "AWC_EVEN_VOTERS_SECONDS": _Key("even_voters_seconds", _number(float, 1, 86400), "120"),
     "AWC_CARD_CLI": _Key("card_cli", _command, "akv-softcard list --json"),
     "AWC_CARD_CHECK": _Key("card_check", _command, "akv-nvme"),
     "AWC_CARD_CHECK_SECONDS": _Key("card_check_seconds", _number(float, 0, 86400), "60"),

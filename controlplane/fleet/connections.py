@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -91,6 +92,12 @@ class Connections:
     def nodes(self) -> list[str]:
         """The nodes with an open stream, sorted."""
         return sorted(self._open)
+
+    def end_those(self, nodes: Iterable[str], ending: Ending) -> None:
+        """End the streams of these nodes; one without a stream is passed over."""
+        for node_id in nodes:
+            if (connection := self._open.get(node_id)) is not None:
+                connection.end(ending)
 
     def end_all(self, ending: Ending) -> None:
         """End every stream."""

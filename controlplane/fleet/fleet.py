@@ -13,6 +13,7 @@ from akv.v1 import agent_pb2_grpc, fleet_pb2_grpc
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
 from controlplane.fleet.api import FleetServicer
+from controlplane.fleet.connections import Ending
 from controlplane.fleet.forwarding import ChannelFactory, Forwarder, insecure_channel
 from controlplane.fleet.liveness import Limits
 from controlplane.fleet.stream import AgentServicer, standby
@@ -24,6 +25,8 @@ from controlplane.store.fleet import FleetLedger
 LOOK_SECONDS = 0.2
 AGENT_SERVICE = "akv.v1.AgentService"
 FLEET_SERVICE = "akv.v1.FleetService"
+
+_REVOKED = Ending(grpc.StatusCode.PERMISSION_DENIED, "the certificates of this node were revoked")
 
 log = get_logger("fleet")
 
@@ -111,6 +114,7 @@ class Fleet:
             while self._standing.leads and self._standing.leadership is won.leadership and not work.done():
                 await asyncio.wait({work}, timeout=LOOK_SECONDS)
                 self._standing = standing()
+                term.connections.end_those(self._standing.revoked, _REVOKED)
         finally:
             self._term = None
             await _end(work)

@@ -49,12 +49,14 @@ class Standing:
     """What one host knows of the election: its own leadership, or else who leads.
 
     `client` is there while the host is in a cluster; `leader_api` (ADDR:PORT) is empty while it is not known.
+    `revoked` are the names whose certificates are refused.
     """
 
     client: EtcdClient | None = None
     leadership: Leadership | None = None
     leader: str = ""
     leader_api: str = ""
+    revoked: frozenset[str] = frozenset()
 
     @property
     def leads(self) -> bool:

@@ -12,6 +12,12 @@ from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 _TRIES = 6
 
 
+async def read_host(client: EtcdClient, host: str) -> HostRecord | None:
+    """The host's record; None when there is none. Raises StoreError (RecordError: it is unreadable)."""
+    pair = await client.get(schema.node_key(host))
+    return None if pair is None else codec.decode_host(host, pair.value)
+
+
 async def update_host(
     client: EtcdClient, host: str, change: Callable[[HostRecord | None], HostRecord | None]
 ) -> HostRecord | None:

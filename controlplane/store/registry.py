@@ -51,6 +51,16 @@ async def forget_card(client: EtcdClient, serial: str, fence: Leadership | None 
     return await delete_key(client, schema.registry_key(serial), fence)
 
 
+async def forget_seen_card(client: EtcdClient, serial: str, revision: int) -> bool:
+    """Take a card out unless the registry changed since `revision`; False when it did. Raises StoreError.
+
+    OutcomeUnknown when the answer was lost: read again whether the card is still there.
+    """
+    key = schema.registry_key(serial)
+    compare = [kv.present(key), kv.prefix_not_newer(schema.REGISTRY_PREFIX, revision)]
+    return (await client.txn(compare, [kv.delete(key)])).succeeded
+
+
 async def _read_registry(client: EtcdClient) -> tuple[dict[str, RegistryEntry], int]:
     answer = await client.range(schema.REGISTRY_PREFIX, kv.prefix_end(schema.REGISTRY_PREFIX))
     entries: dict[str, RegistryEntry] = {}

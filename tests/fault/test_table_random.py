@@ -24,6 +24,5 @@ pytestmark = [*NEEDS_HOSTS, pytest.mark.timeout(120 + 30 * FAULTS)]
 
 def test_no_fault_takes_a_healthy_card_away(scene: Scene) -> None:
     with scene.traffic() as traffic:
-        run = RandomRun(scene, traffic, SEED)
-        run.run(FAULTS)
-    print(f"seed {SEED}: {'; '.join(run.done)}")
+        print(f"seed {SEED}, {FAULTS} faults", flush=True)
+        RandomRun(scene, traffic, SEED).run(FAULTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterHost]]:
     """Three started hosts; the tests of this module build on each other in order."""
-    with cluster_hosts(tmp_path_factory.mktemp("grow"), LoopbackNet.pick(), 3) as hosts:
+    directory = tmp_path_factory.mktemp("grow")
+    with cluster_hosts(directory, LoopbackNet.pick(), 3, AWC_EVEN_VOTERS_SECONDS="3") as hosts:
         yield hosts
 
 
@@ -140,3 +142,26 @@ def test_the_leaders_own_host_can_be_removed_through_itself(hosts: list[ClusterH
     wait_until(lambda: not leader.member_file.exists(), "the host has seen that it is out", 30.0)
     cli_json(leader, "add_node", "-n", other.api)
     wait_voters(other, 3)
+
+
+def test_two_hosts_that_stay_come_to_one_voter_and_a_learner(hosts: list[ClusterHost]) -> None:
+    wait_voters(hosts[0], 3)
+    cli_json(hosts[0], "remove_node", "-n", hosts[2].name)
+    wait_until(partial(_has_learner, hosts[0]), "one of them is a learner", 60.0)
+    wait_voters(hosts[0], 1)
+    for host in hosts[:2]:
+        wait_until(partial(_tolerates_nothing, host), f"what {host.name} says of the quorum", 30.0)
+
+
+def _has_learner(host: ClusterHost) -> bool:
+    try:
+        return sorted(roles(host).values()) == ["learner", "voter"]
+    except CallError:
+        return False
+
+
+def _tolerates_nothing(host: ClusterHost) -> bool:
+    try:
+        return ask_cluster(host)["etcd_quorum"] == {"members": 1, "tolerated_failures": 0}
+    except CallError:
+        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -389,6 +389,20 @@ async def test_a_slow_reader_fills_its_queue_and_nobody_elses(scene: Scene) -> N
 async def test_a_command_to_a_node_without_a_stream_is_refused(scene: Scene) -> None:
     with pytest.raises(NotConnected, match="no agent connected: node nowhere"):
         scene.host.term.connections.send("nowhere", pb.LeaderMessage())
+
+
+async def test_the_stream_of_a_revoked_name_ends(scene: Scene) -> None:
+    async with scene.agent() as agent:
+        await agent.connect()
+        await agent.hear("ack")
+        standing = scene.host.standing
+        scene.host.standing = replace(standing, revoked=frozenset({agent.node_id, "nobody"}))
+        try:
+            code, words = await ending(agent)
+        finally:
+            scene.host.standing = standing
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "revoked" in words
 
 
 async def test_streams_end_when_the_leadership_does(scene: Scene) -> None:

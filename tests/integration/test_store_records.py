@@ -26,7 +26,7 @@ from controlplane.store.election import (
     resign,
 )
 from controlplane.store.lease import Lease
-from controlplane.store.registry import IdentityConflict, forget_card, register_card
+from controlplane.store.registry import IdentityConflict, forget_card, forget_seen_card, register_card
 from controlplane.store.snapshot import read_snapshot
 from controlplane.store.step import MembershipStep, begin_step, clear_step, read_step
 from tests.support.etcd import EtcdCluster
@@ -79,6 +79,17 @@ async def test_a_forgotten_card_joins_at_the_end(client: EtcdClient) -> None:
     assert await forget_card(client, "A")
     assert not await forget_card(client, "A")
     assert (await register_card(client, "A", "nqn.new", "")).join_seq == 3
+
+
+async def test_a_card_is_forgotten_in_the_registry_that_was_seen_only(client: EtcdClient) -> None:
+    await register_card(client, "A", "nqn.a", "")
+    seen = (await read_snapshot(client)).revision
+    await register_card(client, "B", "nqn.b", "")
+    assert not await forget_seen_card(client, "A", seen)
+    seen = (await read_snapshot(client)).revision
+    assert await forget_seen_card(client, "A", seen)
+    assert not await forget_seen_card(client, "A", seen)
+    assert [entry.serial for entry in (await read_snapshot(client)).registry] == ["B"]
 
 
 async def test_an_unreadable_registry_entry_stops_joins_and_is_named(client: EtcdClient) -> None:

@@ -62,6 +62,7 @@ class Program:
         self.command = [str(part) for part in command]
         self.name = name or Path(self.command[0]).name
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._events: list[dict[str, Any]] = []
         self._changed = threading.Condition(threading.RLock())
         self._process = subprocess.Popen(
             self.command,
@@ -97,9 +98,7 @@ class Program:
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Log lines that are JSON objects, all or those of one event name."""
         with self._changed:
-            lines = list(self.lines)
-        found = [event for event in map(_json_event, lines) if event is not None]
-        return [event for event in found if name is None or event.get("event") == name]
+            return [event for event in self._events if name is None or event.get("event") == name]
 
     def wait_event(
         self, name: str, seconds: float = 15.0, where: Callable[[dict[str, Any]], bool] = lambda _: True
@@ -171,8 +170,11 @@ class Program:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            event = _json_event(line)
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
+                if event is not None:
+                    self._events.append(event)
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.cluster.observe import LearnerWatch, Strikes
+from controlplane.cluster.observe import EvenWatch, LearnerWatch, Strikes
 from controlplane.cluster.quorum import MemberView
 
 
@@ -47,3 +47,16 @@ def test_voters_are_never_overdue() -> None:
     watch.judge((member(1, learner=False),))
     clock.now += 100
     assert not watch.judge((member(1, learner=False),))[0].overdue
+
+
+def test_an_even_number_of_voters_is_told_after_its_time_without_a_break() -> None:
+    clock = Clock()
+    watch = EvenWatch(10.0, clock)
+    two, three = [member(n, learner=False) for n in (1, 2)], [member(n, learner=False) for n in (1, 2, 3)]
+    assert not watch.judge(two)
+    clock.now += 9.9
+    assert not watch.judge(two)
+    assert not watch.judge(three)
+    assert not watch.judge([*two, member(3)])
+    clock.now += 10.0
+    assert watch.judge(two)

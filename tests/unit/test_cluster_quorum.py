@@ -22,6 +22,7 @@ from controlplane.cluster.quorum import (
     tolerated_failures,
 )
 
+ACTS = ["disable", "join", "silence", "revive", "wait", "even", "step", "step"]
 HOSTS = tuple(f"host-{number}" for number in range(1, 8))
 
 
@@ -41,6 +42,7 @@ class FakeEtcd:
     silent: set[str] = field(default_factory=set)
     ran: set[int] = field(default_factory=set)
     late: bool = False
+    even_for_long: bool = False
 
     def view(self) -> QuorumView:
         return QuorumView(
@@ -49,7 +51,14 @@ class FakeEtcd:
             enabled_hosts=frozenset(self.enabled),
             joins=tuple(self.joins),
             max_learners=self.max_learners,
+            leader_host=self._leader(),
+            even_for_long=self.even_for_long and self.voters() % 2 == 0,
         )
+
+    def _leader(self) -> str:
+        """The host of a voter that answers."""
+        seen = (self._seen(member) for member in self.members)
+        return next((m.name for m in seen if m.answers and not m.learner), "")
 
     def _seen(self, member: MemberView) -> MemberView:
         host = member.peer_url.removeprefix("http://").removesuffix(":2380")
@@ -298,6 +307,38 @@ def test_a_learner_takes_over_from_a_disabled_only_voter() -> None:
     assert etcd.voters() == 1
 
 
+@pytest.mark.parametrize(("before", "left", "voters"), [(3, 2, 1), (5, 4, 3)])
+def test_a_cluster_that_shrinks_to_an_even_number_takes_one_voter_out_after_a_while(
+    before: int, left: int, voters: int
+) -> None:
+    etcd = grown(before)
+    etcd.enabled.discard(HOSTS[1])
+    settle(etcd)
+    assert etcd.voters() == left, "not at once: the host may be coming back"
+    etcd.even_for_long = True
+    step = plan_step(etcd.view())
+    assert isinstance(step, Remove)
+    assert step.host == HOSTS[before - 1]
+    etcd.apply(step)
+    etcd.joins.append(JoinRequest(step.host, url(step.host)))
+    settle(etcd)
+    assert (etcd.voters(), len(etcd.members)) == (voters, left)
+    etcd.enabled.add(HOSTS[1])
+    etcd.joins.append(JoinRequest(HOSTS[1], url(HOSTS[1])))
+    settle(etcd)
+    assert etcd.voters() == before
+
+
+def test_an_even_number_of_voters_stays_while_another_host_waits() -> None:
+    etcd = grown(3)
+    etcd.enabled.discard(HOSTS[1])
+    settle(etcd)
+    etcd.even_for_long = True
+    etcd.enabled.add(HOSTS[1])
+    etcd.joins.append(JoinRequest(HOSTS[1], url(HOSTS[1])))
+    assert isinstance(plan_step(etcd.view()), AddLearner)
+
+
 def test_a_member_that_nobody_knows_is_left_alone() -> None:
     etcd = grown(3)
     etcd.members.append(MemberView(999, "stranger", "http://192.0.2.1:2380", True, True))
@@ -309,7 +350,7 @@ def test_a_member_that_nobody_knows_is_left_alone() -> None:
 def test_no_sequence_of_joins_leaves_and_outages_costs_a_quorum_that_was_there(data: st.DataObject) -> None:
     etcd = grown(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2)))
     for _ in range(data.draw(st.integers(1, 25))):
-        act = data.draw(st.sampled_from(["disable", "join", "silence", "revive", "wait", "step", "step"]))
+        act = data.draw(st.sampled_from(ACTS))
         host = data.draw(st.sampled_from(HOSTS))
         if act == "disable":
             etcd.enabled.discard(host)
@@ -325,6 +366,8 @@ def test_no_sequence_of_joins_leaves_and_outages_costs_a_quorum_that_was_there(d
             etcd.silent.discard(host)
         elif act == "wait":
             etcd.late = not etcd.late
+        elif act == "even":
+            etcd.even_for_long = not etcd.even_for_long
         else:
             before = etcd.quorum_answers()
             step = plan_step(etcd.view())

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
+from tests.support.scene.storage import StorageHost
 from tests.support.scene.traffic import Traffic
 
 OUT, IN = "Cluster card out of service", "Cluster card in service"
@@ -75,10 +76,11 @@ def logged_at(event: dict[str, Any]) -> float:
     return datetime.fromisoformat(event["time"]).timestamp()
 
 
-def assert_one_writer(scene: Scene) -> None:
+def assert_one_writer(scene: Scene, since: float = 0.0) -> None:
     """Once a newer leader was elected, the older one writes nothing and does not say that it leads.
 
     It may finish what it was about when it was suspended: from its resuming on it has a moment to find out.
+    `since`: what was logged before that moment (Unix seconds) was judged already.
     """
     elected: list[tuple[float, str]] = []
     for host in scene.members:
@@ -86,15 +88,24 @@ def assert_one_writer(scene: Scene) -> None:
     elected.sort()
     for host in scene.members:
         for event in host.logged("health", "cycle"):
-            if event["event"] == "cycle" and not str(event["says"]).startswith("leading"):
-                continue
             now = logged_at(event)
-            since = max((at for at, name in elected if at < now - GRACE_SECONDS), default=0.0)
-            leader = next((name for at, name in reversed(elected) if at == since), host.name)
-            resumed = any(0 <= now - at <= GRACE_SECONDS for at in host.resumed_at)
-            assert leader == host.name or resumed or _won_since(elected, host.name, since, now), (
-                f"{host.name} says {event} while {leader} leads"
-            )
+            if now >= since and _says_that_it_leads(event):
+                _assert_leader(host, elected, event, now)
+
+
+def _says_that_it_leads(event: dict[str, Any]) -> bool:
+    return event["event"] == "health" or str(event["says"]).startswith("leading")
+
+
+def _assert_leader(
+    host: StorageHost, elected: list[tuple[float, str]], event: dict[str, Any], now: float
+) -> None:
+    settled = [(at, name) for at, name in elected if at < now - GRACE_SECONDS]
+    since, leader = settled[-1] if settled else (0.0, host.name)
+    resumed = any(0 <= now - at <= GRACE_SECONDS for at in host.resumed_at)
+    assert leader == host.name or resumed or _won_since(elected, host.name, since, now), (
+        f"{host.name} says {event} while {leader} leads"
+    )
 
 
 def _won_since(elected: list[tuple[float, str]], name: str, since: float, now: float) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from controlplane.apps.demo.errors import DemoError
-from tests.support.scene.checks import MOVED, OUT, LogMark, assert_one_writer
+from tests.support.scene.checks import GRACE_SECONDS, MOVED, OUT, LogMark, assert_one_writer
 from tests.support.scene.faults import HARMS, Fault, Harm, prometheus_harmed
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
@@ -20,6 +20,23 @@ SHORT_SECONDS, LONG_SECONDS, LONG_SHARE = (0.3, 2.0), (5.5, 7.0), 0.2
 ANSWER_SECONDS = 30.0
 
 
+class Stopwatch:
+    """Times of the parts of one fault, seconds."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._laps: list[str] = []
+
+    def lap(self, name: str) -> None:
+        """The part of this name ends now."""
+        now = time.monotonic()
+        self._laps.append(f"{name} {now - self._last:.1f}")
+        self._last = now
+
+    def __str__(self) -> str:
+        return f"{self._last - self._began:.1f} s ({', '.join(self._laps)})"
+
+
 @dataclass
 class RandomRun:
     """`count` faults, one after the other; the same seed gives the same list of kinds, victims and times."""
@@ -28,6 +45,8 @@ class RandomRun:
     traffic: Traffic
     seed: int
     done: list[str] = field(default_factory=list)
+    # Where each fault and the time that its parts took are told, at once.
+    tell: Callable[[str], None] = print
 
     def run(self, count: int) -> None:
         """Raises AssertionError with the seed and what was done up to then."""
@@ -46,16 +65,25 @@ class RandomRun:
         return [harm for harm in HARMS if self.scene.monitored or harm is not prometheus_harmed]
 
     def _one(self, kind: Harm, chance: random.Random) -> None:
-        mark, reconnects = LogMark(self.scene), self._reconnects()
+        mark, reconnects, times = LogMark(self.scene), self._reconnects(), Stopwatch()
+        began = time.time()
         hold = chance.uniform(*(LONG_SECONDS if chance.random() < LONG_SHARE else SHORT_SECONDS))
         self.done.append(f"{kind.__name__} …")
         fault = kind(self.scene, chance)
         self.done[-1] = f"{fault.name}, {hold:.1f} s"
+        times.lap("done")
         self._watch(fault, hold)
+        times.lap("stood")
         if len(fault.members_down) * 2 < len(self.scene.members):
             self._quorum_answers(fault)
+        times.lap("read")
         self.scene.heal()
+        times.lap("healed")
         self._judge(fault, mark, reconnects)
+        assert_one_writer(self.scene, began - GRACE_SECONDS)
+        times.lap("judged")
+        slow, self.scene.slow_waits = self.scene.slow_waits, []
+        self.tell("; ".join([f"{len(self.done)}. {fault.name}: {times}", *slow]))
 
     def _watch(self, fault: Fault, seconds: float) -> None:
         """Let the fault stand, and look at every gateway's routing all the while."""
@@ -91,7 +119,6 @@ class RandomRun:
             excused = fault.may_lose.get(name, frozenset())
             same = name in fault.reset or count == reconnects[name, serial]
             assert same or serial in excused, f"{name} lost its connection to {serial} by: {fault.name}"
-        assert_one_writer(self.scene)
         self.traffic.wait_served()
         with self.traffic.undisturbed():
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from tests.support.scene.watched import WatchedHost
 
 CLUSTER = "kv-cache"
 SETTLE_SECONDS = 60.0
+SLOW_SECONDS = 4.0
 ROWS = 60
 REQUESTS_A_SECOND = 100
 FIRST_CARDS = {"storage-1": "L0P0", "storage-2": "L1P0", "storage-3": "L2P0"}
@@ -65,6 +67,8 @@ class Scene:
     hosts: dict[str, StorageHost] = field(default_factory=dict)
     members: list[StorageHost] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
+    # What took long to come, for whoever asks where the time goes.
+    slow_waits: list[str] = field(default_factory=list)
     _replays: int = 0
 
     def add_host(self, name: str, *specs: CardSpec, **settings: str) -> StorageHost:
@@ -128,11 +132,15 @@ class Scene:
         every: float = 0.05,
     ) -> T:
         """Wait for a condition; what the gateways and the hosts say is told when it does not come."""
+        began = time.monotonic()
         try:
             return wait_until(probe, what, seconds, every)
         except AssertionError as error:
             error.add_note(self.describe())
             raise
+        finally:
+            if (took := time.monotonic() - began) > SLOW_SECONDS:
+                self.slow_waits.append(f"{took:.1f} s until {what}")
 
     def ask(self) -> dict[str, Any] | None:
         """get_cluster of the first host that answers."""
