@@ -162,6 +162,6 @@ def _has_learner(host: ClusterHost) -> bool:
 
 def _tolerates_nothing(host: ClusterHost) -> bool:
     try:
-        return ask_cluster(host)["etcd_quorum"] == {"members": 1, "tolerated_failures": 0}
+        return bool(ask_cluster(host)["etcd_quorum"] == {"members": 1, "tolerated_failures": 0})
     except CallError:
         return False
