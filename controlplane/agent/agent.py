@@ -14,6 +14,7 @@ from controlplane.agent.cgroups import Cgroups
 from controlplane.agent.commands import Commands
 from controlplane.agent.discovery.host import read_load
 from controlplane.agent.engines.provisioner import Provisioner
+from controlplane.agent.fabric.bandwidth import BandwidthMeans
 from controlplane.agent.incarnation import AgentState
 from controlplane.agent.inventory import Inventory
 from controlplane.agent.link.hosts import Hosts
@@ -67,8 +68,7 @@ class Agent:
             self._weights,
             self._tell,
             agent_log=state.log,
-            sys_root=Path(config.sys_root),
-            address=config.address,
+            tests=BandwidthMeans(config.address, Path(config.sys_root), config.perftest_install),
         )
         hosts = Hosts(config.hosts(), only_loopback=config.cluster_security == INSECURE_LOOPBACK)
         self._link = Link(hosts, config.credentials(), self, beat)

@@ -11,7 +11,7 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.engines.environment import Wanted
 from controlplane.agent.engines.provisioner import Provisioner
-from controlplane.agent.fabric.bandwidth import run_test
+from controlplane.agent.fabric.bandwidth import BandwidthMeans, run_test
 from controlplane.agent.fabric.scan import scan
 from controlplane.agent.logs import read_log
 from controlplane.agent.shards.spec import SpecError
@@ -40,8 +40,7 @@ class Commands:
         answer: Callable[[agent_pb2.AgentMessage], None],
         *,
         agent_log: Path,
-        sys_root: Path,
-        address: str,
+        tests: BandwidthMeans,
     ) -> None:
         self._supervisor = supervisor
         self._starts = starts
@@ -49,8 +48,7 @@ class Commands:
         self._weights = weights
         self._answer = answer
         self._agent_log = agent_log
-        self._sys = sys_root
-        self._address = address
+        self._tests = tests
         self._tasks: set[asyncio.Task[None]] = set()
         self._measurements: set[asyncio.Task[None]] = set()
         self._handlers: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
@@ -143,7 +141,7 @@ class Commands:
         self._answer(agent_pb2.AgentMessage(logs_answer=answer))
 
     async def _scan(self, request: agent_pb2.FabricScanRequest) -> None:
-        answer = await scan(request, self._sys)
+        answer = await scan(request, self._tests.sys_root)
         self._answer(agent_pb2.AgentMessage(fabric_scan_answer=answer))
 
     async def _test(self, request: agent_pb2.FabricTestRequest) -> None:
@@ -151,7 +149,7 @@ class Commands:
             said = agent_pb2.FabricTestListening(request_id=request.request_id, tcp_port=port)
             self._answer(agent_pb2.AgentMessage(fabric_test_listening=said))
 
-        answer = await run_test(request, self._sys, self._address, listening)
+        answer = await run_test(request, self._tests, listening)
         self._answer(agent_pb2.AgentMessage(fabric_test_answer=answer))
 
     async def _remove(self, request: agent_pb2.RemoveWeights) -> None:

@@ -121,6 +121,7 @@ class AgentConfig(_Strict):
     gateway_socket: _Path | None = None
     labels: Annotated[dict[str, str], AfterValidator(_labels)] = {}
     fabrics: Annotated[dict[str, list[str]], AfterValidator(_fabrics)] = {}
+    perftest_install: Annotated[list[str], Field(max_length=64)] = []
     cgroup_root: _Path | None = None
     shard_log_size: Annotated[int, Field(ge=4096, le=2**32)] = 2**24
     shard_log_files: Annotated[int, Field(ge=1, le=100)] = 4

@@ -1,15 +1,20 @@
-"""Runs another program once: with a deadline, bounded output, and no process left behind."""
+"""Runs another program: with a deadline, bounded output, and no process left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 # For the end of a killed command's pipes.
 REAP_SECONDS = 2.0
+# A longer line is dropped.
+MAX_LINE = 1 << 20
+_BLOCK = 65536
 
 
 class CommandError(Exception):
@@ -25,27 +30,78 @@ class Finished:
     errors: bytes
 
 
-async def run_bounded(command: Sequence[str], seconds: float, max_bytes: int) -> Finished:
-    """Run a command to its end within `seconds`; at most `max_bytes` of each output. Raises CommandError."""
+@asynccontextmanager
+async def bounded_process(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    merged: bool = False,
+    environment: Mapping[str, str] | None = None,
+    shown: str = "",
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a command in a session of its own; at the end of the block the whole session is killed.
+
+    The block has `seconds` in all. Its output and errors are pipes, with `merged` one. Without `environment`
+    it gets ours. `shown` names it in errors where its first word does not. Raises CommandError.
+    """
+    name = shown or command[0]
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.PIPE,
+            env=environment,
             start_new_session=True,
+            limit=MAX_LINE,
         )
     except (OSError, ValueError) as error:
-        raise CommandError(f"{command[0]} can't be run: {error}") from error
+        raise CommandError(f"{name} can't be run: {error}") from error
     try:
         async with asyncio.timeout(seconds):
-            return await _communicate(process, max_bytes)
+            yield process
     except TimeoutError:
-        raise CommandError(f"{command[0]} gave no answer within {seconds:g} s") from None
-    except _TooMuchError:
-        raise CommandError(f"{command[0]} printed more than {max_bytes} bytes") from None
+        raise CommandError(f"{name} gave no answer within {seconds:g} s") from None
     finally:
         await _end(process)
+
+
+async def run_bounded(command: Sequence[str], seconds: float, max_bytes: int) -> Finished:
+    """Run a command to its end within `seconds`; at most `max_bytes` of each output. Raises CommandError."""
+    async with bounded_process(command, seconds) as process:
+        try:
+            return await _communicate(process, max_bytes)
+        except _TooMuchError:
+            raise CommandError(f"{command[0]} printed more than {max_bytes} bytes") from None
+
+
+async def last_output(process: asyncio.subprocess.Process, max_bytes: int) -> bytes:
+    """Read a process' output to its end; the last `max_bytes` of it."""
+    assert process.stdout is not None
+    output = bytearray()
+    while data := await process.stdout.read(_BLOCK):
+        output += data
+        del output[:-max_bytes]
+    return bytes(output)
+
+
+async def last_lines(
+    process: asyncio.subprocess.Process, count: int, progress: Callable[[str], None]
+) -> list[str]:
+    """Read a process' output to its end, calling `progress` with each line; the last `count` of them."""
+    assert process.stdout is not None
+    lines: deque[str] = deque(maxlen=count)
+    while True:
+        try:
+            data = await process.stdout.readline()
+        except ValueError:  # over the limit
+            continue
+        if not data:
+            return list(lines)
+        line = data.decode("utf-8", "replace").strip()
+        if line:
+            lines.append(line)
+            progress(line)
 
 
 async def _communicate(process: asyncio.subprocess.Process, max_bytes: int) -> Finished:
@@ -66,7 +122,7 @@ class _TooMuchError(Exception):
 
 async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
     output = bytearray()
-    while chunk := await stream.read(65536):
+    while chunk := await stream.read(_BLOCK):
         output += chunk
         if len(output) > max_bytes:
             raise _TooMuchError
@@ -85,7 +141,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(REAP_SECONDS):
             for stream in (process.stdout, process.stderr):
-                while stream is not None and await stream.read(65536):
+                while stream is not None and await stream.read(_BLOCK):
                     pass
             await process.wait()
     except TimeoutError:

@@ -64,6 +64,8 @@ _NOT_RECORDED = frozenset(
         f"{_FLEET}GetLogs",
         f"{_FLEET}ListShards",
         f"{_FLEET}GetModels",
+        f"{_FLEET}ListFabricMaps",
+        f"{_FLEET}PairRails",
         "/akv.v1.AgentService/Connect",
     }
 )

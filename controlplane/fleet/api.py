@@ -16,12 +16,15 @@ from controlplane.base.tls import NoPeerError, peer_identity
 from controlplane.fleet.errors import FleetError, Unavailable
 from controlplane.fleet.forwarding import FORWARDED_METADATA, Forwarder
 from controlplane.fleet.operations import Operations
+from controlplane.fleet.requests import MAX_TEST_SECONDS, test_limit
 from controlplane.fleet.term import Term
 from controlplane.store.errors import StoreError
 
 READ_SECONDS = 10.0
 CHANGE_SECONDS = 30.0
 ASK_SECONDS = 200.0
+# More than a question's own deadline, so that the answer tells which node was silent.
+ANSWER_SECONDS = 10.0
 # As the cluster's own service: who refused, in the trailing metadata.
 HOST_METADATA = "awide-host"
 
@@ -146,7 +149,31 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
 
     async def ScanFabric(self, request: Any, context: Any) -> pb.ScanFabricResponse:
         """Map a fabric."""
-        return await self._run("ScanFabric", request, context, ASK_SECONDS, lambda o: o.scan_fabric(request))
+        log.info("fabric scan asked for", node=request.node_id, hca=request.hca, peer=context.peer())
+        return await self._run("ScanFabric", request, context, ASK_SECONDS, lambda o: o.fabric.scan(request))
+
+    async def ListFabricMaps(self, request: Any, context: Any) -> pb.ListFabricMapsResponse:
+        """The leader's own maps."""
+
+        async def work(operations: Operations) -> pb.ListFabricMapsResponse:
+            return operations.fabric.maps()
+
+        return await self._run("ListFabricMaps", request, context, READ_SECONDS, work)
+
+    async def PairRails(self, request: Any, context: Any) -> pb.PairRailsResponse:
+        """The rails between two nodes."""
+
+        async def work(operations: Operations) -> pb.PairRailsResponse:
+            return operations.fabric.pair(request)
+
+        return await self._run("PairRails", request, context, READ_SECONDS, work)
+
+    async def TestRail(self, request: Any, context: Any) -> pb.TestRailResponse:
+        """Measure one rail."""
+        nodes = f"{request.client_node} {request.server_node}"
+        log.info("rail test asked for", nodes=nodes, hca=request.rail.client_hca, peer=context.peer())
+        limit = test_limit(min(request.seconds, MAX_TEST_SECONDS)) + ANSWER_SECONDS
+        return await self._run("TestRail", request, context, limit, lambda o: o.fabric.test(request))
 
     async def _run(
         self,

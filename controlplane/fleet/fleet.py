@@ -110,6 +110,7 @@ class Fleet:
         log.info("fleet opened", term=ledger.term, nodes=len(found.nodes), models=len(found.models))
         self._term = term
         work = asyncio.create_task(term.reconciler.run(), name="fleet-reconciler")
+        scans = asyncio.create_task(term.scans.run(), name="fleet-scans")
         try:
             while self._standing.leads and self._standing.leadership is won.leadership and not work.done():
                 await asyncio.wait({work}, timeout=LOOK_SECONDS)
@@ -117,6 +118,7 @@ class Fleet:
                 term.connections.end_those(self._standing.revoked, _REVOKED)
         finally:
             self._term = None
+            await _end(scans)
             await _end(work)
             # Whoever leads now is told with the next look; the agents ask for it again anyway.
             term.close(standby("" if self._standing.leads else self._standing.leader_api))

@@ -9,6 +9,7 @@ from akv.v1 import fleet_pb2 as pb
 
 from controlplane.fleet import documents
 from controlplane.fleet.errors import FleetError, InvalidRequest, NotFound
+from controlplane.fleet.fabric_operations import FabricOperations
 from controlplane.fleet.inventory import Node
 from controlplane.fleet.term import Term
 from controlplane.model.catalogue import CatalogueError, ModelSpec, check_model
@@ -23,6 +24,7 @@ class Operations:
     def __init__(self, term: Term) -> None:
         self._term = term
         self._records = term.ledger.records
+        self.fabric = FabricOperations(term.inventory, term.requests, term.scans)
 
     def list_nodes(self, leader: str) -> pb.ListNodesResponse:
         """Every node, in short."""
@@ -142,12 +144,6 @@ class Operations:
             self._term.inventory.nodes.pop(node_id, None)
         self._term.wake.set()
         return pb.ForgetNodeResponse()
-
-    async def scan_fabric(self, request: pb.ScanFabricRequest) -> pb.ScanFabricResponse:
-        """Have a node map the fabric that one of its ports is on."""
-        self._node(request.node_id)
-        answer = await self._term.requests.scan_fabric(request.node_id, request.hca, request.port)
-        return pb.ScanFabricResponse(output=answer.output, took_seconds=answer.took_seconds)
 
     async def _write(self, spec: ModelSpec) -> pb.ApplyModelResponse:
         before = self._records.models.get(spec.name)

@@ -12,7 +12,7 @@ from typing import Any
 from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.logging import get_logger
-from controlplane.fleet.connections import Connections
+from controlplane.fleet.connections import Connection, Connections
 from controlplane.fleet.errors import FleetError, InvalidRequest, NotAnswered, NotFound
 
 LOGS_SECONDS = 10.0
@@ -36,6 +36,11 @@ FEATURE_SINCE = {
 }
 
 log = get_logger("fleet-requests")
+
+
+def test_limit(seconds: int) -> float:
+    """How long a bandwidth test of so many seconds may take: its tools may have to be installed first."""
+    return seconds + TEST_EXTRA_SECONDS
 
 
 @dataclass(slots=True)
@@ -74,6 +79,20 @@ class Requests:
     def __len__(self) -> int:
         return len(self._open)
 
+    def able(self, node_id: str, feature: str, what: str) -> Connection:
+        """The node's stream, if its agent can answer this. Raises NotConnected, FleetError."""
+        connection = self._connections.get(node_id)
+        if feature not in connection.features:
+            raise FleetError(
+                f"node {node_id} runs agent {connection.version or 'of unknown version'}, which does not "
+                f"answer {what}; agents from {FEATURE_SINCE[feature]} on do: upgrade it"
+            )
+        return connection
+
+    def able_to_test(self, node_id: str) -> Connection:
+        """As `able`, for one side of a bandwidth test."""
+        return self.able(node_id, "fabric-test", "fabric tests")
+
     @contextlib.contextmanager
     def ask(
         self, node_id: str, feature: str, what: str, build: Callable[[str], pb.LeaderMessage]
@@ -82,12 +101,7 @@ class Requests:
 
         Raises NotConnected, Overrun, or FleetError at once when the agent can't answer it.
         """
-        connection = self._connections.get(node_id)
-        if feature not in connection.features:
-            raise FleetError(
-                f"node {node_id} runs agent {connection.version or 'of unknown version'}, which does not "
-                f"answer {what}; agents from {FEATURE_SINCE[feature]} on do: upgrade it"
-            )
+        connection = self.able(node_id, feature, what)
         request_id = f"{feature}-{next(self._numbers)}"
         pending = Pending(request_id, node_id, what, asyncio.Queue(_ANSWERS))
         self._open[request_id] = pending
@@ -143,12 +157,14 @@ class Requests:
     ) -> pb.FabricTestAnswer:
         """Run one bandwidth test between two nodes; the client's figures. Raises FleetError.
 
-        The client is asked once the server's side listens, and is told its port.
+        The client is asked once the server's side listens, and is told its port. All of it together may
+        take `test_limit`.
         """
         seconds = client[1].seconds
         if not 1 <= seconds <= MAX_TEST_SECONDS:
             raise InvalidRequest(f"a test of {seconds} s: ask for 1 to {MAX_TEST_SECONDS}")
-        limit = seconds + TEST_EXTRA_SECONDS
+        self.able_to_test(client[0])  # else the server's side would wait for nobody
+        limit = test_limit(seconds)
         with self._test(*server) as serving:
             listening = await serving.next(limit)
             if not isinstance(listening, pb.FabricTestListening):

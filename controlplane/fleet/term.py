@@ -21,6 +21,7 @@ from controlplane.fleet.liveness import Limits
 from controlplane.fleet.reconciler import Reconciler
 from controlplane.fleet.register import check_register
 from controlplane.fleet.requests import Requests
+from controlplane.fleet.scans import FabricScans
 from controlplane.fleet.shards import Shards
 from controlplane.store.fleet import FleetLedger
 
@@ -47,6 +48,7 @@ class Term:
         self.inventory = Inventory(limits, changed=self.wake.set, clock=clock, wall=wall)
         self.connections = Connections()
         self.requests = Requests(self.connections)
+        self.scans = FabricScans(self.inventory, self.connections, self.requests, wall)
         self.shards = Shards(clock, self.wake.set, uniform)
         self.reconciler = Reconciler(ledger, self.inventory, self.connections, self.shards, self.wake, clock)
         self._handlers: dict[str, Callable[[Node, Any], None]] = {

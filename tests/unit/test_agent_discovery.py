@@ -20,42 +20,15 @@ from controlplane.agent.discovery.infiniband import fabrics_of, read_ports, roce
 from controlplane.agent.discovery.subnet import add_subnet_manager, parse_sminfo
 from controlplane.agent.discovery.verbs import Verbs, adapter_problems
 from controlplane.agent.fabric.perftest import TableError, parse_bandwidth
+from tests.support.sysfs import infiniband, lay
 
 DATA = Path(__file__).parents[1] / "data" / "agent"
-
-
-def lay(root: Path, files: dict[str, str]) -> Path:
-    """A tree of small files."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.fixture
 def rxe(tmp_path: Path) -> Path:
     """/sys of a Linux 6.1 guest with soft RoCE, as it was recorded there."""
     return lay(tmp_path / "sys", json.loads((DATA / "sysfs_rxe0.json").read_text()))
-
-
-def infiniband(root: Path, hca: str, port: int = 1, **changes: str) -> None:
-    """A ConnectX port on InfiniBand, by the files that mlx5 has."""
-    base = f"class/infiniband/{hca}"
-    files = {
-        "state": "4: ACTIVE",
-        "phys_state": "5: LinkUp",
-        "rate": "400 Gb/sec (4X NDR)",
-        "link_layer": "InfiniBand",
-        "sm_lid": "0x11",
-        "gids/0": "fe80:0000:0000:0000:b8ce:f603:00d5:6e2a",
-        "counters/port_xmit_data": "1000",
-        "counters/port_rcv_data": "18446744073709551615",
-        "counters/symbol_error": "3",
-        **changes,
-    }
-    lay(root, {f"{base}/node_guid": "b8ce:f603:00d5:6e2a\n"})
-    lay(root, {f"{base}/ports/{port}/{name}": f"{text}\n" for name, text in files.items()})
 
 
 def test_soft_roce_as_recorded(rxe: Path) -> None:

@@ -22,8 +22,8 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.engines.catalog import EngineKind, Variant
 from controlplane.agent.engines.environment import BrokenError, Environment, Wanted, installed, verify
-from controlplane.agent.engines.pip import StepError, run_step
 from controlplane.agent.shards.orders import EngineHome, version_key
+from controlplane.agent.step import StepError, run_step
 from controlplane.base.backoff import Backoff
 from controlplane.base.logging import get_logger
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from akv.v1 import agent_pb2
@@ -18,12 +16,17 @@ from controlplane.agent.connections import is_listening
 from controlplane.agent.discovery.infiniband import ETHERNET, read_ports, roce_v2_gid
 from controlplane.agent.fabric import tcp
 from controlplane.agent.fabric.perftest import TableError, parse_bandwidth
+from controlplane.agent.step import StepError, run_step
 from controlplane.base.addresses import AddressError, canonical_host
+from controlplane.base.bounded_command import CommandError, bounded_process, last_output
+from controlplane.base.logging import get_logger
 
 PROGRAM = "ib_write_bw"
 MAX_SECONDS = 600
 MAX_OUTPUT = 64 << 10
 MARGIN_SECONDS = 60.0
+# Both sides may have to install: twice this is within what the leader waits beyond the test's own length.
+INSTALL_SECONDS = 110.0
 LISTEN_SECONDS = 30.0
 LISTEN_POLL = 0.05
 DEFAULT_BYTES = 1 << 20
@@ -31,20 +34,31 @@ _SERVER, _CLIENT = agent_pb2.FABRIC_TEST_SIDE_SERVER, agent_pb2.FABRIC_TEST_SIDE
 
 Listening = Callable[[int], None]
 
+log = get_logger("fabric")
+
 
 class NotPossibleError(Exception):
     """The test can't be made here; the message says why and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class BandwidthMeans:
+    """What this node tests with: its address for TCP, /sys, and what installs perftest, if anything does."""
+
+    address: str
+    sys_root: Path
+    install: Sequence[str] = ()
+
+
 async def run_test(
-    request: agent_pb2.FabricTestRequest, sys_root: Path, address: str, listening: Listening
+    request: agent_pb2.FabricTestRequest, means: BandwidthMeans, listening: Listening
 ) -> agent_pb2.FabricTestAnswer:
     """Carry out one side; a failure is an answer with its error. `listening` is told the server's port."""
     try:
         _check(request)
         if not request.hca:
-            return await _over_tcp(request, address, listening)
-        return await _over_verbs(request, sys_root, listening)
+            return await _over_tcp(request, means.address, listening)
+        return await _over_verbs(request, means, listening)
     except (NotPossibleError, tcp.TcpTestError, TableError) as error:
         return agent_pb2.FabricTestAnswer(request_id=request.request_id, error=str(error), gid_index=-1)
 
@@ -81,12 +95,10 @@ async def _over_tcp(
 
 
 async def _over_verbs(
-    request: agent_pb2.FabricTestRequest, sys_root: Path, listening: Listening
+    request: agent_pb2.FabricTestRequest, means: BandwidthMeans, listening: Listening
 ) -> agent_pb2.FabricTestAnswer:
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise NotPossibleError(f"{PROGRAM} is not installed on this node: install the package perftest")
-    gid = _gid_index(request, sys_root)
+    gid = _gid_index(request, means.sys_root)
+    program = await _program(means.install)
     port = request.tcp_port or _free_port()
     command = perftest_command(program, request, port, gid)
     output = await _run(command, request, port, listening)
@@ -98,6 +110,25 @@ async def _over_verbs(
         gid_index=gid,
         output=output[-MAX_OUTPUT:],
     )
+
+
+async def _program(install: Sequence[str]) -> str:
+    """Where the program is; it is installed first where that is allowed. Raises NotPossibleError."""
+    program = shutil.which(PROGRAM)
+    if program is None and install:
+        log.info("Installs perftest", command=install[0])
+        try:
+            await run_step(install, seconds=INSTALL_SECONDS)
+        except StepError as error:
+            raise NotPossibleError(
+                f"{PROGRAM} is not installed, and perftest_install failed: {error}"
+            ) from error
+        program = shutil.which(PROGRAM)
+    if program is None:
+        raise NotPossibleError(
+            f"{PROGRAM} is not installed on this node: install the package perftest, or set perftest_install"
+        )
+    return program
 
 
 def perftest_command(
@@ -133,34 +164,20 @@ def _gid_index(request: agent_pb2.FabricTestRequest, sys_root: Path) -> int:
 async def _run(
     command: list[str], request: agent_pb2.FabricTestRequest, port: int, listening: Listening
 ) -> str:
+    # A client that has to install the program first comes late.
+    margin = MARGIN_SECONDS + (INSTALL_SECONDS if request.side == _SERVER else 0.0)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise NotPossibleError(f"{command[0]} can't be run: {error}") from error
-    assert process.stdout is not None
-    output = bytearray()
-    try:
-        async with asyncio.timeout(request.seconds + MARGIN_SECONDS):
+        async with bounded_process(command, request.seconds + margin, merged=True) as process:
             if request.side == _SERVER:
                 await _until_it_listens(port, process)
                 listening(port)
-            await _collect(process.stdout, output)
+            output = (await last_output(process, 4 * MAX_OUTPUT)).decode("utf-8", "replace")
             code = await process.wait()
-    except TimeoutError:
-        raise NotPossibleError(f"{PROGRAM} did not end in time: {_end_of(output)}") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    except CommandError as error:
+        raise NotPossibleError(str(error)) from error
     if code != 0:
         raise NotPossibleError(f"{PROGRAM} ended with code {code}: {_end_of(output)}")
-    return output.decode("utf-8", "replace")
+    return output
 
 
 async def _until_it_listens(port: int, process: asyncio.subprocess.Process) -> None:
@@ -172,14 +189,8 @@ async def _until_it_listens(port: int, process: asyncio.subprocess.Process) -> N
         await asyncio.sleep(LISTEN_POLL)
 
 
-async def _collect(stream: asyncio.StreamReader, output: bytearray) -> None:
-    while data := await stream.read(65536):
-        output += data
-        del output[: -4 * MAX_OUTPUT]
-
-
-def _end_of(output: bytearray) -> str:
-    return " | ".join(bytes(output).decode("utf-8", "replace").split("\n"))[-400:].strip(" |") or "no output"
+def _end_of(output: str) -> str:
+    return " | ".join(output.split("\n"))[-400:].strip(" |") or "no output"
 
 
 def _free_port() -> int:

@@ -10,7 +10,7 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.discovery.infiniband import ETHERNET, read_ports
 from controlplane.agent.discovery.sysfs import entries, read_text
-from controlplane.agent.engines.pip import StepError, run_step
+from controlplane.agent.step import StepError, run_step
 
 PROGRAM = "ibnetdiscover"
 SECONDS = 150.0
