@@ -17,14 +17,13 @@ import typer
 
 from controlplane.base.credentials import CredentialsError
 from controlplane.base.logging import configure_logging
+from controlplane.base.request_errors import RequestError, Unavailable
 from controlplane.base.version import program_version
 from controlplane.cluster.envfile import SettingsError
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.membership_file import MembershipFileError
 from controlplane.cluster.service import ClusterService
 from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.cluster.trust import Trust
-from controlplane.fleet.errors import Unavailable
 from controlplane.fleet.fleet import Fleet
 
 PROGRAM = "awide-cluster"
@@ -43,7 +42,7 @@ def _channel(trust: Trust, target: str) -> grpc.aio.Channel:
     """A channel for the fleet, whose callers know its own refusals only."""
     try:
         return trust.channel(target)
-    except ClusterError as error:
+    except RequestError as error:
         raise Unavailable(str(error)) from error
 
 

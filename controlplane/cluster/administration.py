@@ -12,10 +12,10 @@ from controlplane.base.addresses import HostPort
 from controlplane.base.backoff import Deadline
 from controlplane.base.join_token import JoinToken, JoinTokenError, parse_join_token
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import InvalidRequest, RequestError, TookTooLong, Unavailable
 from controlplane.cluster import member_client
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.enrollment import enroll
-from controlplane.cluster.errors import ClusterError, InvalidRequest, TookTooLong, Unavailable
 from controlplane.cluster.issuer import Issuer
 from controlplane.cluster.member_places import place_of
 from controlplane.cluster.membership_file import Membership, PeerHost
@@ -50,10 +50,10 @@ class Administration:
                 f"{name[:80]!r} is no name for a cluster: use 1 to 63 letters, digits, '.', '-' and '_'"
             )
         if self._joining is not None:
-            raise ClusterError(f"{self._settings.host} is joining a cluster: wait for add_node to end")
+            raise RequestError(f"{self._settings.host} is joining a cluster: wait for add_node to end")
         present = self._supervisor.membership
         if present is not None and present.cluster_name != name:
-            raise ClusterError(
+            raise RequestError(
                 f"{self._settings.host} is in cluster {present.cluster_name} ({present.cluster_uuid}): "
                 "take it out with remove_node first"
             )
@@ -96,7 +96,7 @@ class Administration:
             log.warning("add_node failed", reason=str(error))
 
     def _read_token(self, text: str) -> JoinToken | None:
-        """The token, where one is needed. Raises ClusterError."""
+        """The token, where one is needed. Raises RequestError."""
         if not self._trust.secure:
             if text:
                 raise InvalidRequest(
@@ -149,25 +149,25 @@ class Administration:
         try:
             self._supervisor.take_place(place)
         except OSError as error:
-            raise ClusterError(
+            raise RequestError(
                 f"{self._settings.host} can't write down its place in the cluster: {error}; correct "
                 f"{self._settings.state_dir} and ask again"
             ) from error
 
     def _is_member_of(self, cluster: cluster_pb2.GetClusterResponse) -> bool:
-        """Whether there is nothing to do. Raises ClusterError when the host can't join that cluster."""
+        """Whether there is nothing to do. Raises RequestError when the host can't join that cluster."""
         present = self._supervisor.membership
         if present is None:
             return False
         host = self._settings.host
         if present.cluster_uuid != cluster.cluster_uuid:
-            raise ClusterError(
+            raise RequestError(
                 f"{host} is in cluster {present.cluster_name} ({present.cluster_uuid}), not in "
                 f"{cluster.name} ({cluster.cluster_uuid}): take it out with remove_node first"
             )
         if any(record.host == host and record.enabled for record in cluster.hosts):
             return True
-        raise ClusterError(f"{host} is being taken out of {cluster.name}: repeat add_node when that is done")
+        raise RequestError(f"{host} is being taken out of {cluster.name}: repeat add_node when that is done")
 
     async def _ask_until_accepted(self, via: str, deadline: Deadline) -> member_client.Join:
         request = member_client.join_request(self._settings)

@@ -48,7 +48,7 @@ log = get_logger("cluster-api")
 
 
 class Operations(Protocol):
-    """What the API offers. Each raises ClusterError with the sentence that the caller gets."""
+    """What the API offers. Each raises RequestError with the sentence that the caller gets."""
 
     async def get_members(self) -> cluster_pb2.GetMembersResponse:
         """The etcd members."""

@@ -7,8 +7,8 @@ import asyncio
 from akv.v1 import cluster_pb2 as pb
 
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, Unavailable
 from controlplane.cluster.card_views import DEFAULT_NUM_DBS, cards_response, listed_at, plan_response
-from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, Unavailable
 from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.membership_file import Membership
@@ -105,7 +105,7 @@ class CardsAdmin:
     def _membership(self) -> Membership:
         membership = self._supervisor.membership
         if membership is None:
-            raise ClusterError(NO_CLUSTER)
+            raise RequestError(NO_CLUSTER)
         return membership
 
 
@@ -118,7 +118,7 @@ def _is_registered(picture: ClusterSnapshot, serial: str) -> bool:
 def _forgetting(
     membership: Membership, picture: ClusterSnapshot, serial: str, even_if_listed: bool
 ) -> pb.ForgetCardResponse:
-    """What forgetting the card changes. Raises ClusterError when it must not be forgotten."""
+    """What forgetting the card changes. Raises RequestError when it must not be forgotten."""
     entry = next((entry for entry in picture.registry if entry.serial == serial), None)
     if not _is_registered(picture, serial):
         known = ", ".join(sorted(entry.serial for entry in picture.registry)) or "none"
@@ -127,7 +127,7 @@ def _forgetting(
         )
     places = listed_at(picture, serial)
     if places and not even_if_listed:
-        raise ClusterError(
+        raise RequestError(
             f"card {serial} is listed by {', '.join(places)} and would join again at once: take it off the "
             "card CLI's list or remove its host first, or add --even-if-listed"
         )

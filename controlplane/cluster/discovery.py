@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from controlplane.base.card_cli import CardCli, CardCliError, ListedCard
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.card_checker import CardChecker
 from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.discovery_plan import CardChanges, plan_cards, to_record
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.event_log import EventLog
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import Membership, PeerHost
@@ -66,7 +66,7 @@ class Discovery:
         cards = await self._list_cards()
         try:
             await self._report(membership, cards)
-        except (StoreError, ClusterError, RecordError) as error:
+        except (StoreError, RequestError, RecordError) as error:
             if self._etcd_state.changed(type(error).__name__):
                 log.warning("cards not reported", reason=str(error))
             return

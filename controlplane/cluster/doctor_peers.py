@@ -13,10 +13,10 @@ from akv.v1 import cluster_pb2 as pb
 
 from controlplane.base.addresses import AddressError, HostPort, parse_host_port
 from controlplane.base.card_cli import ListedCard
+from controlplane.base.request_errors import InvalidRequest, RequestError
 from controlplane.cluster import member_client
 from controlplane.cluster.doctor_local import why_unreachable
 from controlplane.cluster.doctor_report import Finding, failed, ok, skipped, warning
-from controlplane.cluster.errors import ClusterError, InvalidRequest
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
 
@@ -66,7 +66,7 @@ async def check_cluster(
         return await _check_strangers_way(settings, via)
     try:
         cluster = await member_client.cluster_of(trust, via)
-    except ClusterError as error:
+    except RequestError as error:
         remedy = "name a host of the cluster that runs, and open port 5000 between the hosts"
         return [failed("cluster", f"{via} gives no picture of its cluster: {error}", remedy)]
     findings = [ok("cluster", f"{via} is in cluster {cluster.name} of {len(cluster.hosts)} hosts")]
@@ -155,7 +155,7 @@ async def _check_host(
     asked = time.time()
     try:
         answer = await member_client.check_peer(trust, host.addresses["api"], request)
-    except (ClusterError, KeyError) as error:
+    except (RequestError, KeyError) as error:
         remedy = f"start awide-cluster on {host.host}, of this version, or remove the host"
         return [*findings, warning(f"from-{host.host}", f"{host.host} can't be asked: {error}", remedy)]
     got = time.time()

@@ -22,7 +22,7 @@ from controlplane.base.addresses import HostPort
 from controlplane.base.join_token import JoinToken
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role
-from controlplane.cluster.errors import ClusterError, InvalidRequest, Unavailable
+from controlplane.base.request_errors import InvalidRequest, RequestError, Unavailable
 from controlplane.cluster.issuer import Issuer
 from controlplane.cluster.trust import Trust
 
@@ -104,7 +104,7 @@ class EnrollServer:
     async def _give_ca(self, _request: web.Request) -> web.Response:
         try:
             return web.Response(text=self._trust.load().ca_pem.decode())
-        except ClusterError as error:
+        except RequestError as error:
             return web.Response(text=str(error), status=503)
 
     async def _enroll(self, request: web.Request) -> web.Response:
@@ -115,7 +115,7 @@ class EnrollServer:
                 fields = _fields(await request.read())
                 host = fields["host"][:80]
                 certificate, ca_key = await self._issuer.enroll(**fields)
-        except ClusterError as error:
+        except RequestError as error:
             log.warning(
                 "audit", who=f"token, as host {host}", call="enroll", result=error.code.name, peer=peer
             )
@@ -161,7 +161,7 @@ class Enrolled:
 
 
 async def enroll(via_host: str, token: JoinToken, host: str, address: str) -> Enrolled:
-    """Get this host's certificate from another one. Raises ClusterError; Unavailable when nobody answers."""
+    """Get this host's certificate from another one. Raises RequestError; Unavailable when nobody answers."""
     via = HostPort(via_host, token.port)
     key = pki.new_key()
     identity = Identity(Role.HOST, host)
@@ -178,7 +178,7 @@ async def enroll(via_host: str, token: JoinToken, host: str, address: str) -> En
         answer = await _post(via, ca_pem, body)
         return _checked(answer, ca_pem, key, identity)
     except PkiError as error:
-        raise ClusterError(f"{via} gives no certificate that can be used: {error}") from error
+        raise RequestError(f"{via} gives no certificate that can be used: {error}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(
             f"{via} gives no certificates ({str(error) or type(error).__name__}): name a host that is in the "
@@ -187,7 +187,7 @@ async def enroll(via_host: str, token: JoinToken, host: str, address: str) -> En
 
 
 async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
-    """The CA's certificate, proven by the token. Raises ClusterError."""
+    """The CA's certificate, proven by the token. Raises RequestError."""
     unproven = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unproven.check_hostname = False
     unproven.verify_mode = ssl.CERT_NONE
@@ -199,7 +199,7 @@ async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
     certificate = pki.load_authority_certificate(ca_pem, pki.utc_now())
     found = pki.fingerprint(certificate)
     if found != fingerprint:
-        raise ClusterError(
+        raise RequestError(
             f"{via} is not of the cluster that made the token: its CA has the fingerprint {found[:16]}…, the "
             f"token says {fingerprint[:16]}…; name the right host, and find out who answers there"
         )
@@ -228,7 +228,7 @@ async def _post(via: HostPort, ca_pem: bytes, body: dict[str, str]) -> dict[str,
         raise Unavailable(f"{via} answered HTTP {status} without an explanation")
     if status != 200:
         reason = f"{via} gives no certificate: {document.get('error')}"
-        raise Unavailable(reason) if status == 503 else ClusterError(reason)
+        raise Unavailable(reason) if status == 503 else RequestError(reason)
     return document
 
 

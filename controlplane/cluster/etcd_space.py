@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.cycles import OnChange
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.observe import status_of
@@ -59,7 +59,7 @@ class SpaceKeeper:
         """Look once, act if this host's member leads raft; failures are logged once and tried again."""
         try:
             problem = await self._cycle()
-        except (StoreError, ClusterError, TimeoutError) as error:
+        except (StoreError, RequestError, TimeoutError) as error:
             problem = f"{type(error).__name__}: {error}"
         if self._said.changed(problem) and problem:
             log.warning("etcd space not freed", reason=problem)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.cycles import OnChange
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.link import EtcdLink
 from controlplane.model.events import EventKind, Note, Repeats
 from controlplane.store.errors import StoreError
@@ -65,7 +65,7 @@ class EventLog:
             told = [self._loss(dropped)] if dropped else []
             try:
                 await append_events(self._link.client, self._host, [*told, *batch])
-            except (StoreError, ClusterError) as error:
+            except (StoreError, RequestError) as error:
                 if self._said.changed(type(error).__name__):
                     log.warning("events not written", reason=str(error), queued=len(self._queue))
                 return

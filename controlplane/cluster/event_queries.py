@@ -7,7 +7,7 @@ import asyncio
 from akv.v1 import cluster_pb2 as pb
 
 from controlplane.base.backoff import Deadline
-from controlplane.cluster.errors import ClusterError, InvalidRequest, Unavailable
+from controlplane.base.request_errors import InvalidRequest, RequestError, Unavailable
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.model.events import ClusterEvent
@@ -33,7 +33,7 @@ class EventQueries:
             raise InvalidRequest(f"wait_seconds {request.wait_seconds:g} is not in 0..{WAIT_LIMIT_SECONDS:g}")
         membership = self._supervisor.membership
         if membership is None:
-            raise ClusterError(NO_CLUSTER)
+            raise RequestError(NO_CLUSTER)
         deadline = Deadline(request.wait_seconds)
         while True:
             try:

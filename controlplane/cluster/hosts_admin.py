@@ -12,7 +12,7 @@ from akv.v1 import cluster_pb2
 from controlplane.base.addresses import AddressError, is_loopback, parse_host_port
 from controlplane.base.backoff import Deadline
 from controlplane.base.logging import get_logger
-from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, TookTooLong, Unavailable
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, TookTooLong, Unavailable
 from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.membership_file import Membership
@@ -75,14 +75,14 @@ class HostsAdmin:
     def _membership(self) -> Membership:
         membership = self._supervisor.membership
         if membership is None:
-            raise ClusterError(NO_CLUSTER)
+            raise RequestError(NO_CLUSTER)
         return membership
 
     async def _join(
         self, membership: Membership, request: cluster_pb2.JoinClusterRequest
     ) -> cluster_pb2.JoinClusterResponse:
         if request.cluster_uuid not in {"", membership.cluster_uuid}:
-            raise ClusterError(
+            raise RequestError(
                 f"it is in cluster {membership.cluster_name} ({membership.cluster_uuid}) now, not in "
                 f"{request.cluster_uuid}: it has no place to give"
             )
@@ -167,9 +167,9 @@ class HostsAdmin:
             return
         others = [known.host for known in picture.hosts if known.enabled and known.host != record.host]
         if not others:
-            raise ClusterError(f"{record.host} is the cluster's last host: stop its service instead")
+            raise RequestError(f"{record.host} is the cluster's last host: stop its service instead")
         if not removal_keeps_quorum(await observe(client, members), member.id):
-            raise ClusterError(
+            raise RequestError(
                 f"{record.host} can't leave: the quorum would be lost, since too few of the other etcd "
                 "members answer; bring them back, or add a host, first"
             )
@@ -248,12 +248,12 @@ def _check_place(
         )
     for other in picture.hosts:
         if other.host != request.host and other.addresses.get("etcd_peer") == request.peer_url:
-            raise ClusterError(f"{request.peer_url} is that of {other.host}: correct AWC_ADDRESS or AWC_HOST")
+            raise RequestError(f"{request.peer_url} is that of {other.host}: correct AWC_ADDRESS or AWC_HOST")
     for member in members:
         if _is_lost_by(member, request):
             continue
         if member.name == request.host and request.peer_url not in member.peer_urls:
-            raise ClusterError(
+            raise RequestError(
                 f"a host {request.host} is a member at {', '.join(member.peer_urls)}: choose another "
                 f"AWC_HOST, or run remove_node -n {request.host} first when it moved"
             )

@@ -17,7 +17,7 @@ from controlplane.base.backoff import Backoff
 from controlplane.base.join_token import JoinToken
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Identity, PkiError, Role
-from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, NotFound, Unavailable
+from controlplane.base.request_errors import Denied, InvalidRequest, NotFound, RequestError, Unavailable
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
@@ -72,7 +72,7 @@ class Issuer:
     async def issue(
         self, role: str, name: str, request_pem: str, days: int
     ) -> pki_pb2.IssueCertificateResponse:
-        """Sign for a gateway, an agent or an administrator. Raises ClusterError."""
+        """Sign for a gateway, an agent or an administrator. Raises RequestError."""
         if role not in set(Role) or role == Role.HOST:
             raise InvalidRequest(
                 f"{role[:40]!r} is no role to issue a certificate for: choose admin, gateway or agent "
@@ -84,7 +84,7 @@ class Issuer:
         )
 
     async def renew(self, identity: Identity, request_pem: str) -> pki_pb2.RenewCertificateResponse:
-        """Sign anew what the caller already is. Raises ClusterError."""
+        """Sign anew what the caller already is. Raises RequestError."""
         if identity.role is Role.HOST:
             raise InvalidRequest("a host renews its certificate by itself")
         certificate = await self._sign(identity, request_pem, pki.CERTIFICATE_DAYS)
@@ -93,7 +93,7 @@ class Issuer:
         )
 
     async def revoke(self, name: str) -> pki_pb2.RevokeNameResponse:
-        """Let nobody of this name do anything any more; can be repeated. Raises ClusterError."""
+        """Let nobody of this name do anything any more; can be repeated. Raises RequestError."""
         self._must_be_secure()
         client = self._link.client
         try:
@@ -112,7 +112,7 @@ class Issuer:
         return pki_pb2.RevokeNameResponse(role=revoked.role)
 
     async def create_token(self, ttl_seconds: int) -> pki_pb2.CreateTokenResponse:
-        """Make a join token; tokens that have expired go. Raises ClusterError."""
+        """Make a join token; tokens that have expired go. Raises RequestError."""
         ttl = ttl_seconds or TOKEN_SECONDS
         if not 60 <= ttl <= MAX_TOKEN_SECONDS:
             raise InvalidRequest(f"a token for {ttl} s: choose 60 s to {MAX_TOKEN_SECONDS} s")
@@ -125,7 +125,7 @@ class Issuer:
             present = await pki_records.read_tokens(self._link.client)
             expired = [old for old in present if old.expires <= moment]
             if len(present) - len(expired) >= MAX_OPEN_TOKENS:
-                raise ClusterError(
+                raise RequestError(
                     f"{MAX_OPEN_TOKENS} join tokens are open already: use one, or let them expire"
                 )
             await pki_records.add_token(self._link.client, record, expired)
@@ -139,7 +139,7 @@ class Issuer:
     ) -> tuple[str, str]:
         """Give a new host its certificate for a token: certificate and the CA's key, in PEM.
 
-        Everything is checked before the token is spent. Raises ClusterError.
+        Everything is checked before the token is spent. Raises RequestError.
         """
         self._must_be_secure()
         key, authority, identity = (
@@ -164,7 +164,7 @@ class Issuer:
         return pki.to_pem(certificate).decode(), pki.key_pem(authority.key).decode()
 
     async def overview(self) -> pki_pb2.GetPkiResponse:
-        """The CA, the names and the open tokens. Raises ClusterError."""
+        """The CA, the names and the open tokens. Raises RequestError."""
         self._must_be_secure()
         ca_pem = self._trust.load().ca_pem
         authority = pki.load_certificate(ca_pem)
@@ -198,7 +198,7 @@ class Issuer:
 
     def _must_be_secure(self) -> None:
         if not self._trust.secure:
-            raise ClusterError(NOT_SECURE)
+            raise RequestError(NOT_SECURE)
 
     def _key_of(self, request_pem: str) -> pki.PublicKey:
         try:
@@ -242,7 +242,7 @@ class Issuer:
         return holder
 
     async def _spend(self, token_id: str, secret: bytes, identity: Identity) -> None:
-        """Take the token away, if it is a good one and the name is free. Raises ClusterError, StoreError."""
+        """Take the token away, if it is a good one and the name is free. Raises RequestError, StoreError."""
         client = self._link.client
         token = await pki_records.find_token(client, token_id, secret)
         if token is None:
@@ -271,7 +271,7 @@ class Issuer:
 
 
 async def _check_is_out(client: EtcdClient, host: str) -> None:
-    """Refuse a host that is in the cluster. Raises ClusterError, StoreError."""
+    """Refuse a host that is in the cluster. Raises RequestError, StoreError."""
     record = await read_host(client, host)
     if record is not None and record.enabled:
         raise InvalidRequest(f"{host} is a host of the cluster: take it out by remove_node -n {host} first")
@@ -283,9 +283,9 @@ def _is_denied(error: StoreError) -> bool:
 
 def _check_role(holder: NameRecord, identity: Identity) -> None:
     if holder.revoked:
-        raise ClusterError(f"the name {identity.name} was revoked: choose another name")
+        raise RequestError(f"the name {identity.name} was revoked: choose another name")
     if holder.role != identity.role:
-        raise ClusterError(
+        raise RequestError(
             f"the name {identity.name} belongs to a certificate of role {holder.role}, and etcd knows who "
             f"calls by the name alone: choose another name for this {identity.role}"
         )

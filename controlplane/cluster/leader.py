@@ -7,8 +7,8 @@ cycle, whether the place is free.
 from __future__ import annotations
 
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.cycles import OnChange
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.event_log import EventSink
 from controlplane.cluster.health_round import HealthRound
 from controlplane.cluster.link import EtcdLink
@@ -74,7 +74,7 @@ class Leader:
         """Run one cycle and log its sentence: each one of a leader, a follower's when it changes."""
         try:
             sentence = await self._cycle()
-        except (StoreError, ClusterError, RecordError) as error:
+        except (StoreError, RequestError, RecordError) as error:
             await self._check_lease(error)
             sentence = f"nothing done: {error}"
         if self._leadership is not None or self._said.changed(sentence):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controlplane.cluster.errors import ClusterError, Unavailable
+from controlplane.base.request_errors import RequestError, Unavailable
 from controlplane.cluster.etcd_wal import MemberIds
 from controlplane.cluster.membership_file import Membership
 from controlplane.model.cards import ClusterSnapshot
@@ -31,9 +31,9 @@ class EtcdLink:
 
     @property
     def client(self) -> EtcdClient:
-        """The client of all members. Raises ClusterError while the host is in no cluster."""
+        """The client of all members. Raises RequestError while the host is in no cluster."""
         if self._client is None:
-            raise ClusterError(NO_CLUSTER)
+            raise RequestError(NO_CLUSTER)
         return self._client
 
     async def follow(self, membership: Membership | None) -> None:

@@ -10,7 +10,7 @@ from akv.v1 import cluster_pb2, cluster_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from controlplane.base.addresses import AddressError, HostPort, is_loopback, parse_host_port
-from controlplane.cluster.errors import ClusterError, InvalidRequest, NotFound, Unavailable
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, Unavailable
 from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
@@ -67,7 +67,7 @@ async def join(trust: Trust, target: str, request: cluster_pb2.JoinClusterReques
     """Ask one host once.
 
     Raises Unavailable (not answered: ask again, or another), NotFound (this host is not to come back by
-    itself) or ClusterError (refused).
+    itself) or RequestError (refused).
     """
     return await _call(trust, target, lambda stub: stub.JoinCluster(request, timeout=CALL_SECONDS))
 
@@ -102,7 +102,7 @@ async def is_up(trust: Trust, target: str) -> bool:
     try:
         async with trust.channel(target) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=UP_SECONDS)
-    except (ClusterError, grpc.aio.AioRpcError):
+    except (RequestError, grpc.aio.AioRpcError):
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
@@ -118,10 +118,10 @@ async def _call(
             raise _as_cluster_error(target, error) from None
 
 
-def _as_cluster_error(target: str, error: grpc.aio.AioRpcError) -> ClusterError:
+def _as_cluster_error(target: str, error: grpc.aio.AioRpcError) -> RequestError:
     details = error.details() or error.code().name
     if error.code() is grpc.StatusCode.NOT_FOUND:
         return NotFound(details)
     if error.code() in _REFUSALS:
-        return ClusterError(details)
+        return RequestError(details)
     return Unavailable(f"{target} did not answer ({details})")

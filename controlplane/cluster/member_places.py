@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controlplane.base.request_errors import NotFound, RequestError
 from controlplane.cluster import member_client
-from controlplane.cluster.errors import ClusterError, NotFound
 from controlplane.cluster.membership_file import Membership, PeerHost
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
@@ -34,7 +34,7 @@ async def ask_for_place(settings: ClusterSettings, trust: Trust, membership: Mem
             answer = await member_client.join(trust, peer.api, request)
         except NotFound as error:
             return PlaceAnswer(left=str(error))
-        except ClusterError as error:
+        except RequestError as error:
             failures.append(f"{peer.host}: {error}")
             continue
         if answer.accepted:
@@ -52,7 +52,7 @@ async def was_removed(trust: Trust, membership: Membership) -> bool:
     for peer in membership.peers:
         try:
             answer = await member_client.members_of(trust, peer.api)
-        except ClusterError:
+        except RequestError:
             continue
         if answer.current and answer.cluster_uuid == membership.cluster_uuid:
             return own not in {member.member_id for member in answer.members}

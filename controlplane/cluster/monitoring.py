@@ -11,9 +11,9 @@ from pathlib import Path
 
 from controlplane.base.logging import get_logger
 from controlplane.base.ping_targets import PingTargetsError, encode_targets, ping_targets
+from controlplane.base.request_errors import RequestError
 from controlplane.base.text_file import write_atomically
 from controlplane.cluster.cycles import OnChange
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.prometheus_files import (
     CONFIG_FILE,
@@ -49,7 +49,7 @@ class Monitoring:
             return
         try:
             picture = await self._link.snapshot(membership)
-        except (StoreError, ClusterError):
+        except (StoreError, RequestError):
             return  # discovery tells it; the files stay
         self._targets = host_targets(picture, self._targets)
         try:

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from akv.v1 import pki_pb2, pki_pb2_grpc
 
+from controlplane.base.request_errors import Denied
 from controlplane.base.tls import NoPeerError, peer_identity
-from controlplane.cluster.errors import Denied
 from controlplane.cluster.issuer import Issuer
 from controlplane.cluster.rpc import Handlers
 

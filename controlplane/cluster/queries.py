@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from akv.v1 import cluster_pb2
 
+from controlplane.base.request_errors import RequestError, Unavailable
 from controlplane.cluster.card_views import card_problems
-from controlplane.cluster.errors import ClusterError, Unavailable
 from controlplane.cluster.link import NO_CLUSTER, EtcdLink
 from controlplane.cluster.membership_file import Membership
 from controlplane.cluster.quorum import tolerated_failures
@@ -69,7 +69,7 @@ class Queries:
     def _membership(self) -> Membership:
         membership = self._supervisor.membership
         if membership is None:
-            raise ClusterError(NO_CLUSTER)
+            raise RequestError(NO_CLUSTER)
         return membership
 
     async def _read_members(self, membership: Membership) -> cluster_pb2.GetMembersResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.base.logging import get_logger
-from controlplane.cluster.errors import ClusterError
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.link import EtcdLink
 from controlplane.store.errors import StoreError
 from controlplane.store.pki_records import read_names
@@ -25,7 +25,7 @@ class Revocations:
         """Read the names. Raises nothing of etcd's; a host in no cluster knows of none."""
         try:
             records = await read_names(self._link.client)
-        except (StoreError, ClusterError):
+        except (StoreError, RequestError):
             return
         names = frozenset(record.name for record in records if record.revoked)
         if names != self.names:

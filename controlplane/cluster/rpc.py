@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from controlplane.cluster.errors import ClusterError
+from controlplane.base.request_errors import RequestError
 
 # Trailing metadata of a refusal: the host that refused.
 HOST_METADATA = "awide-host"
@@ -28,14 +28,14 @@ class Handlers:
     async def run(self, context: Any, seconds: float, work: Callable[[float], Awaitable[T]]) -> T:
         """Await `work(limit)` within `seconds`, or the caller's deadline if that is shorter.
 
-        A ClusterError becomes the call's status and sentence, with the host's name in the metadata.
+        A RequestError becomes the call's status and sentence, with the host's name in the metadata.
         """
         left = context.time_remaining()
         limit = seconds if left is None else min(seconds, left)
         try:
             async with asyncio.timeout(limit):
                 return await work(limit)
-        except ClusterError as error:
+        except RequestError as error:
             code, sentence = error.code, str(error)
         except TimeoutError:
             code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, f"not done within {limit:.1f} s; ask again"

@@ -21,8 +21,8 @@ from controlplane.base.credentials import (
     write_file,
 )
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.base.tls import TLS_OPTIONS, NewestCredentials, channel_credentials
-from controlplane.cluster.errors import ClusterError
 from controlplane.cluster.settings import MTLS, ClusterSettings
 from controlplane.store.endpoints import CredentialsSource
 
@@ -60,27 +60,27 @@ class Trust:
         return not self.secure or self.files.exist()
 
     def load(self) -> Credentials:
-        """The host's credentials. Raises ClusterError."""
+        """The host's credentials. Raises RequestError."""
         if not self.files.exist():
-            raise ClusterError(NO_CERTIFICATE)
+            raise RequestError(NO_CERTIFICATE)
         try:
             return self.files.load(self._now)
         except CredentialsError as error:
-            raise ClusterError(str(error)) from error
+            raise RequestError(str(error)) from error
 
     def load_authority(self) -> pki.Authority:
-        """The CA with its key. Raises ClusterError."""
+        """The CA with its key. Raises RequestError."""
         try:
             key = read_private(self._ca_key)
             ca_pem = self.files.load(self._now, expired_too=True).ca_pem
             return pki.load_authority(ca_pem, key, self._now())
         except (CredentialsError, pki.PkiError) as error:
-            raise ClusterError(
+            raise RequestError(
                 f"{self._host} can't sign: {self._ca_key}: {error}; ask another host of the cluster"
             ) from error
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """A channel to another host's API. Raises ClusterError."""
+        """A channel to another host's API. Raises RequestError."""
         if not self.secure:
             return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         credentials = channel_credentials(self.load())
@@ -97,13 +97,13 @@ class Trust:
         return etcd_tls_flags(self.files)
 
     def create_authority(self, cluster_name: str, cluster_uuid: str) -> None:
-        """Make a new cluster's CA, and this host's certificate from it. Raises ClusterError."""
+        """Make a new cluster's CA, and this host's certificate from it. Raises RequestError."""
         try:
             authority = pki.create_authority(cluster_name, cluster_uuid, self._now())
             key = pki.new_key()
             certificate = self.sign_host(authority, key.public_key(), self._host, self._address)
         except pki.PkiError as error:
-            raise ClusterError(str(error)) from error
+            raise RequestError(str(error)) from error
         self.install(
             authority.certificate_pem, pki.to_pem(certificate), pki.key_pem(key), pki.key_pem(authority.key)
         )
@@ -138,7 +138,7 @@ class Trust:
             authority, key = self.load_authority(), pki.load_key(present.key_pem)
             fresh = self.sign_host(authority, key.public_key(), self._host, self._address)
             write_file(self.files.certificate, pki.to_pem(fresh), private=False)
-        except (CredentialsError, ClusterError, pki.PkiError, OSError) as error:
+        except (CredentialsError, RequestError, pki.PkiError, OSError) as error:
             log.warning("certificate not renewed", reason=str(error))
             return
         self._announce()

@@ -12,8 +12,8 @@ from akv.v1 import fleet_pb2_grpc
 
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Role
+from controlplane.base.request_errors import Denied, RequestError, Unauthenticated, Unavailable
 from controlplane.base.tls import NoPeerError, peer_identity
-from controlplane.fleet.errors import FleetError, Unavailable
 from controlplane.fleet.forwarding import FORWARDED_METADATA, Forwarder
 from controlplane.fleet.operations import Operations
 from controlplane.fleet.requests import MAX_TEST_SECONDS, test_limit
@@ -194,7 +194,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
                 if term is not None:
                     return await work(Operations(term))
                 return cast(R, await self._forward(method, request, context, limit))
-        except FleetError as error:
+        except RequestError as error:
             code, sentence = error.code, str(error)
         except StoreError as error:
             code, sentence = grpc.StatusCode.UNAVAILABLE, f"etcd: {error}; ask again"
@@ -212,7 +212,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         return await self._forwarder.call(self._leader_api(), method, request, seconds)
 
     def _authorize(self, context: Any) -> None:
-        """Operators, and hosts that hand on what an operator asked. Raises FleetError."""
+        """Operators, and hosts that hand on what an operator asked. Raises RequestError."""
         try:
             peer = peer_identity(context)
         except NoPeerError as error:
@@ -220,16 +220,4 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
                 return
             raise Unauthenticated(str(error)) from None
         if peer.role not in {Role.ADMIN, Role.HOST}:
-            raise Forbidden(f"{peer} may not administer the fleet: use an admin's certificate")
-
-
-class Unauthenticated(FleetError):
-    """Nobody knows who asks."""
-
-    code = grpc.StatusCode.UNAUTHENTICATED
-
-
-class Forbidden(FleetError):
-    """Who asks may not."""
-
-    code = grpc.StatusCode.PERMISSION_DENIED
+            raise Denied(f"{peer} may not administer the fleet: use an admin's certificate")

@@ -10,7 +10,7 @@ import grpc
 from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.logging import get_logger
-from controlplane.fleet.errors import NotConnected, Overrun
+from controlplane.base.request_errors import Overrun, Unavailable
 
 QUEUE_MESSAGES = 64
 
@@ -37,9 +37,9 @@ class Connection:
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
     def send(self, message: pb.LeaderMessage) -> None:
-        """Queue a message. Raises NotConnected, or Overrun when the queue is full."""
+        """Queue a message. Raises Unavailable, or Overrun when the queue is full."""
         if self.ended.done():
-            raise NotConnected(f"no agent connected: the stream of node {self.node_id} has ended")
+            raise Unavailable(f"no agent connected: the stream of node {self.node_id} has ended")
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
@@ -73,16 +73,16 @@ class Connections:
             connection.ended.cancel()
 
     def get(self, node_id: str) -> Connection:
-        """The node's stream. Raises NotConnected."""
+        """The node's stream. Raises Unavailable."""
         connection = self._open.get(node_id)
         if connection is None:
-            raise NotConnected(
+            raise Unavailable(
                 f"no agent connected: node {node_id} has no stream; see that akv-agent runs there"
             )
         return connection
 
     def send(self, node_id: str, message: pb.LeaderMessage) -> None:
-        """Queue a message for a node. Raises NotConnected, or Overrun."""
+        """Queue a message for a node. Raises Unavailable, or Overrun."""
         self.get(node_id).send(message)
 
     def is_open(self, node_id: str) -> bool:

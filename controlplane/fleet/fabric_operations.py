@@ -1,11 +1,11 @@
-"""What operators can ask about fabrics: maps, rails between two nodes, and bandwidth. Raises FleetError."""
+"""What operators can ask about fabrics: maps, rails between two nodes, and bandwidth. Raises RequestError."""
 
 from __future__ import annotations
 
 from akv.v1 import agent_pb2
 from akv.v1 import fleet_pb2 as pb
 
-from controlplane.fleet.errors import FleetError, InvalidRequest, NotFound
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError
 from controlplane.fleet.facts import NodeFacts
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.rails import ACTIVE, ETHERNET, find_port, grade, link_rate, pair_rails, side_of
@@ -44,7 +44,7 @@ class FabricOperations:
         client, server = self._pair(request.client_node, request.server_node)
         rails = pair_rails(side_of(client), side_of(server), request.fabric)
         if not rails:
-            raise FleetError(_nothing_shared(client, server, request.fabric))
+            raise RequestError(_nothing_shared(client, server, request.fabric))
         return pb.PairRailsResponse(rails=rails)
 
     async def test(self, request: pb.TestRailRequest) -> pb.TestRailResponse:
@@ -91,7 +91,9 @@ class FabricOperations:
         if node is None:
             raise NotFound(f"there is no node {node_id[:80]!r}: see clustercli nodes")
         if node.facts is None:
-            raise FleetError(f"node {node_id} has not registered with this leader yet: see clustercli nodes")
+            raise RequestError(
+                f"node {node_id} has not registered with this leader yet: see clustercli nodes"
+            )
         return node.facts
 
 
@@ -109,11 +111,11 @@ def _graded(answer: agent_pb2.FabricTestAnswer, rate: int) -> pb.TestRailRespons
 
 
 def _first_port(facts: NodeFacts) -> agent_pb2.IbPort:
-    """The first active port, InfiniBand before RoCE. Raises FleetError."""
+    """The first active port, InfiniBand before RoCE. Raises RequestError."""
     active = [port for port in side_of(facts).ports if port.state == ACTIVE]
     active.sort(key=lambda port: port.link_layer == ETHERNET)
     if not active:
-        raise FleetError(f"node {facts.node_id} has no active InfiniBand or RoCE port")
+        raise RequestError(f"node {facts.node_id} has no active InfiniBand or RoCE port")
     return active[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from akv.v1 import fleet_pb2_grpc
 
-from controlplane.fleet.errors import Unavailable
+from controlplane.base.request_errors import Unavailable
 
 # Set on a forwarded call, so that two hosts that take each other for the leader do not pass it to and fro.
 FORWARDED_METADATA = "akv-forwarded-by"

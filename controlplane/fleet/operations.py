@@ -1,4 +1,4 @@
-"""What operators can ask of the fleet, done on the present term. Methods raise FleetError, or StoreError."""
+"""What operators can ask of the fleet, done on the present term. Methods raise RequestError, or StoreError."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from akv.v1 import agent_pb2
 from akv.v1 import fleet_pb2 as pb
 
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError
 from controlplane.fleet import documents
-from controlplane.fleet.errors import FleetError, InvalidRequest, NotFound
 from controlplane.fleet.fabric_operations import FabricOperations
 from controlplane.fleet.inventory import Node
 from controlplane.fleet.term import Term
@@ -138,7 +138,7 @@ class Operations:
         """Forget a node that will not come back."""
         self._node(node_id)
         if self._term.connections.is_open(node_id):
-            raise FleetError(f"node {node_id} is connected: stop its akv-agent first")
+            raise RequestError(f"node {node_id} is connected: stop its akv-agent first")
         await self._term.ledger.delete_node(node_id)
         if not self._term.connections.is_open(node_id):  # it may have come back meanwhile
             self._term.inventory.nodes.pop(node_id, None)

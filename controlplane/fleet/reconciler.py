@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.fleet import commands
 from controlplane.fleet.commands import Commands
 from controlplane.fleet.connections import Connections
-from controlplane.fleet.errors import FleetError
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
@@ -206,7 +206,7 @@ class Reconciler:
         message = commands.start_message(request_id, assignment, place, head_address(assignment, addresses))
         try:
             self._connections.send(place.node_id, message)
-        except FleetError as error:
+        except RequestError as error:
             self._commands.unsent(request_id)
             self._shards.refused(place.shard_id, place.generation, str(error))
 
@@ -224,7 +224,7 @@ class Reconciler:
         request_id = self._commands.sent("stop", place)
         try:
             self._connections.send(place.node_id, commands.stop_message(request_id, place))
-        except FleetError as error:
+        except RequestError as error:
             log.warning("shard not stopped yet", shard=place.shard_id, node=place.node_id, reason=str(error))
 
     def _drain(self, drain: Drain) -> None:
@@ -232,7 +232,7 @@ class Reconciler:
         request_id = self._commands.sent("drain", place)
         try:
             self._connections.send(place.node_id, commands.drain_message(request_id, place, seconds))
-        except FleetError as error:
+        except RequestError as error:
             self._commands.unsent(request_id)
             log.warning("shard not drained yet", shard=place.shard_id, node=place.node_id, reason=str(error))
         else:

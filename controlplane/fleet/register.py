@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from akv.v1 import agent_pb2 as pb
 
-from controlplane.fleet.errors import InvalidRequest
+from controlplane.base.request_errors import InvalidRequest
 from controlplane.model.catalogue import CatalogueError, check_node_name
 
 MAX_GPUS = 256

@@ -12,8 +12,8 @@ from typing import Any
 from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, TookTooLong
 from controlplane.fleet.connections import Connection, Connections
-from controlplane.fleet.errors import FleetError, InvalidRequest, NotAnswered, NotFound
 
 LOGS_SECONDS = 10.0
 SCAN_SECONDS = 180.0
@@ -53,12 +53,12 @@ class Pending:
     _answers: asyncio.Queue[Any]
 
     async def next(self, seconds: float) -> Any:
-        """The next answer. Raises NotAnswered."""
+        """The next answer. Raises TookTooLong."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._answers.get()
         except TimeoutError:
-            raise NotAnswered(
+            raise TookTooLong(
                 f"node {self.node_id} did not answer {self.what} within {seconds:g} s; see its agent's log"
             ) from None
 
@@ -80,10 +80,10 @@ class Requests:
         return len(self._open)
 
     def able(self, node_id: str, feature: str, what: str) -> Connection:
-        """The node's stream, if its agent can answer this. Raises NotConnected, FleetError."""
+        """The node's stream, if its agent can answer this. Raises Unavailable, RequestError."""
         connection = self._connections.get(node_id)
         if feature not in connection.features:
-            raise FleetError(
+            raise RequestError(
                 f"node {node_id} runs agent {connection.version or 'of unknown version'}, which does not "
                 f"answer {what}; agents from {FEATURE_SINCE[feature]} on do: upgrade it"
             )
@@ -99,7 +99,7 @@ class Requests:
     ) -> Iterator[Pending]:
         """Send what `build(request id)` makes; the request is forgotten at the end of the block.
 
-        Raises NotConnected, Overrun, or FleetError at once when the agent can't answer it.
+        Raises Unavailable, Overrun, or RequestError at once when the agent can't answer it.
         """
         connection = self.able(node_id, feature, what)
         request_id = f"{feature}-{next(self._numbers)}"
@@ -122,7 +122,7 @@ class Requests:
         pending.give(answer)
 
     async def logs(self, node_id: str, source: str, lines: int, cursor: str) -> pb.LogsAnswer:
-        """The newest lines of one of a node's logs, or those after `cursor`. Raises FleetError."""
+        """The newest lines of one of a node's logs, or those after `cursor`. Raises RequestError."""
         if not 0 <= lines <= MAX_LOG_LINES:
             raise InvalidRequest(f"{lines} lines: ask for 1 to {MAX_LOG_LINES}")
         request = pb.LogsRequest(source=source or "agent", lines=lines or 100, cursor=cursor)
@@ -140,7 +140,7 @@ class Requests:
         return answer
 
     async def scan_fabric(self, node_id: str, hca: str, port: int) -> pb.FabricScanAnswer:
-        """Map the fabric that a node's port is on. Raises FleetError."""
+        """Map the fabric that a node's port is on. Raises RequestError."""
 
         def build(request_id: str) -> pb.LeaderMessage:
             scan = pb.FabricScanRequest(request_id=request_id, hca=hca, port=port)
@@ -149,13 +149,13 @@ class Requests:
         with self.ask(node_id, "fabric-scan", "fabric scans", build) as pending:
             answer: pb.FabricScanAnswer = await pending.next(SCAN_SECONDS)
         if answer.error:
-            raise FleetError(f"node {node_id} could not map the fabric of {hca}/{port}: {answer.error}")
+            raise RequestError(f"node {node_id} could not map the fabric of {hca}/{port}: {answer.error}")
         return answer
 
     async def test_fabric(
         self, server: tuple[str, pb.FabricTestRequest], client: tuple[str, pb.FabricTestRequest]
     ) -> pb.FabricTestAnswer:
-        """Run one bandwidth test between two nodes; the client's figures. Raises FleetError.
+        """Run one bandwidth test between two nodes; the client's figures. Raises RequestError.
 
         The client is asked once the server's side listens, and is told its port. All of it together may
         take `test_limit`.
@@ -168,14 +168,14 @@ class Requests:
         with self._test(*server) as serving:
             listening = await serving.next(limit)
             if not isinstance(listening, pb.FabricTestListening):
-                raise FleetError(f"node {server[0]} could not serve the test: {listening.error}")
+                raise RequestError(f"node {server[0]} could not serve the test: {listening.error}")
             request = pb.FabricTestRequest()
             request.CopyFrom(client[1])
             request.tcp_port = listening.tcp_port
             with self._test(client[0], request) as calling:
                 answer: pb.FabricTestAnswer = await calling.next(limit)
         if answer.error:
-            raise FleetError(f"node {client[0]} could not run the test: {answer.error}")
+            raise RequestError(f"node {client[0]} could not run the test: {answer.error}")
         return answer
 
     def _test(self, node_id: str, wanted: pb.FabricTestRequest) -> contextlib.AbstractContextManager[Pending]:
@@ -188,7 +188,7 @@ class Requests:
         return self.ask(node_id, "fabric-test", "fabric tests", build)
 
     async def remove_weights(self, node_id: str, paths: list[str]) -> pb.RemoveWeightsAnswer:
-        """Propose the deletion of cached files; the node checks each path again. Raises FleetError."""
+        """Propose the deletion of cached files; the node checks each path again. Raises RequestError."""
         if not 1 <= len(paths) <= MAX_PATHS:
             raise InvalidRequest(f"{len(paths)} paths: name 1 to {MAX_PATHS}")
 
@@ -198,5 +198,5 @@ class Requests:
         with self.ask(node_id, "remove-weights", "requests to remove weights", build) as pending:
             answer: pb.RemoveWeightsAnswer = await pending.next(REMOVE_SECONDS)
         if answer.error:
-            raise FleetError(f"node {node_id} removed nothing: {answer.error}")
+            raise RequestError(f"node {node_id} removed nothing: {answer.error}")
         return answer

@@ -14,8 +14,8 @@ from akv.v1 import fleet_pb2 as pb
 
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import RequestError
 from controlplane.fleet.connections import Connections
-from controlplane.fleet.errors import FleetError
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.liveness import NodeState
 from controlplane.fleet.rails import ACTIVE, ETHERNET
@@ -78,7 +78,7 @@ class FabricScans:
         found = pb.FabricMap(fabric=view.fabric, node_id=view.node_id, hca=hca, port=number, at=self._wall())
         try:
             answer = await self._requests.scan_fabric(view.node_id, hca, number)
-        except FleetError as error:
+        except RequestError as error:
             found.error = str(error)
             log.warning("fabric not mapped", fabric=view.fabric, node=view.node_id, reason=found.error)
         else:

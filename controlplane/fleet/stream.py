@@ -12,10 +12,10 @@ from akv.v1 import agent_pb2_grpc
 
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Role
+from controlplane.base.request_errors import InvalidRequest, RequestError
 from controlplane.base.tls import NoPeerError, peer_identity
 from controlplane.base.version import DISTRIBUTION, program_version
 from controlplane.fleet.connections import Connection, Ending
-from controlplane.fleet.errors import FleetError, InvalidRequest
 from controlplane.fleet.gate import Verdict
 from controlplane.fleet.register import first_register
 from controlplane.fleet.term import Term
@@ -175,7 +175,7 @@ async def _read(context: Any, connection: Connection, term: Term) -> Ending | No
             return None
         try:
             term.handle(connection, message)
-        except FleetError as error:
+        except RequestError as error:
             return Ending(error.code, str(error))
 
 

@@ -12,8 +12,8 @@ from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.backoff import Clock, Random
 from controlplane.base.logging import get_logger
+from controlplane.base.request_errors import InvalidRequest, RequestError
 from controlplane.fleet.connections import Connection, Connections, Ending
-from controlplane.fleet.errors import FleetError, InvalidRequest
 from controlplane.fleet.facts import NodeFacts
 from controlplane.fleet.gate import Verdict
 from controlplane.fleet.inventory import Inventory, Node
@@ -104,7 +104,7 @@ class Term:
                 continue
             try:
                 self.connections.send(node_id, pb.LeaderMessage(provision=wanted))
-            except FleetError as error:
+            except RequestError as error:
                 log.warning("node not provisioned", node=node_id, reason=str(error))
 
     def handle(self, connection: Connection, message: pb.AgentMessage) -> None:

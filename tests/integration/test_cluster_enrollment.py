@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.pki import Role
+from controlplane.base.request_errors import Denied
 from controlplane.cluster import enrollment
 from controlplane.cluster.enrollment import CA_PATH, ENROLL_PATH, MAX_BYTES, EnrollServer
-from controlplane.cluster.errors import Denied
 from controlplane.cluster.settings import load_settings
 from controlplane.cluster.trust import Trust
 from tests.support.addresses import LoopbackNet, free_port

@@ -18,8 +18,8 @@ from controlplane.base.addresses import HostPort
 from controlplane.base.credentials import write_file
 from controlplane.base.join_token import JoinToken, parse_join_token
 from controlplane.base.pki import Identity, Role
+from controlplane.base.request_errors import Denied, InvalidRequest, NotFound, RequestError, Unavailable
 from controlplane.cluster.enrollment import EnrollServer, enroll
-from controlplane.cluster.errors import ClusterError, Denied, InvalidRequest, NotFound, Unavailable
 from controlplane.cluster.issuer import MAX_OPEN_TOKENS, Issuer
 from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import Membership
@@ -118,11 +118,11 @@ async def test_a_gateway_gets_what_it_asked_for_and_no_more(signing: Signing) ->
 async def test_a_name_has_one_role_for_ever(signing: Signing) -> None:
     """Else a gateway of a host's name would be etcd's administrator."""
     _, request = request_of(Identity(Role.GATEWAY, HOST))
-    with pytest.raises(ClusterError, match=f"the name {HOST} belongs to a certificate of role host"):
+    with pytest.raises(RequestError, match=f"the name {HOST} belongs to a certificate of role host"):
         await signing.issuer.issue("gateway", HOST, request, 0)
     await signing.issuer.issue("agent", "gpu-1", request, 0)
     await signing.issuer.issue("agent", "gpu-1", request, 0)
-    with pytest.raises(ClusterError, match="belongs to a certificate of role agent"):
+    with pytest.raises(RequestError, match="belongs to a certificate of role agent"):
         await signing.issuer.issue("gateway", "gpu-1", request, 0)
 
 
@@ -162,7 +162,7 @@ async def test_a_revoked_name_is_gone_for_good(signing: Signing, etcd: TlsEtcd) 
         signing.issuer.issue("gateway", "pod-9", request, 0),
         signing.issuer.renew(Identity(Role.GATEWAY, "pod-9"), request),
     ):
-        with pytest.raises(ClusterError, match="the name pod-9 was revoked: choose another"):
+        with pytest.raises(RequestError, match="the name pod-9 was revoked: choose another"):
             await attempt
     with pytest.raises(StoreError):
         async with etcd.client(etcd.authority.issue(Role.GATEWAY, "pod-9"), 15.0) as client:
@@ -189,7 +189,7 @@ async def test_a_host_that_was_taken_out_is_shut_out(served: Signing, etcd: TlsE
             await read_snapshot(client)
     await revocations.cycle()
     assert "stolen" in revocations
-    with pytest.raises(ClusterError, match="the name stolen was revoked: choose another"):
+    with pytest.raises(RequestError, match="the name stolen was revoked: choose another"):
         await join(served, await served.token(), "stolen")
 
 
@@ -208,7 +208,7 @@ async def test_a_token_brings_a_host_in_once(served: Signing) -> None:
     assert pki.identity_of(found.certificate_pem) == Identity(Role.HOST, "storage-2")
     assert pki.load_key(found.key_pem).public_key() == certificate.public_key()
     pki.load_authority(found.ca_pem, found.ca_key_pem, pki.utc_now())
-    with pytest.raises(ClusterError, match="good for one host only"):
+    with pytest.raises(RequestError, match="good for one host only"):
         await join(served, token, "storage-3")
 
 
@@ -217,7 +217,7 @@ async def test_two_hosts_with_one_token_at_once(served: Signing) -> None:
     outcomes = await asyncio.gather(
         join(served, token, "storage-4"), join(served, token, "storage-5"), return_exceptions=True
     )
-    assert sum(isinstance(outcome, ClusterError) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, RequestError) for outcome in outcomes) == 1
     assert sum(isinstance(outcome, pki.Certificate) for outcome in outcomes) == 1
 
 
@@ -233,9 +233,9 @@ async def test_an_expired_token_is_refused(served: Signing) -> None:
 
 async def test_a_wrong_secret_costs_no_token(served: Signing) -> None:
     token = await served.token()
-    with pytest.raises(ClusterError, match="is not known"):
+    with pytest.raises(RequestError, match="is not known"):
         await join(served, replace(token, secret=b"\0" * 32), "storage-6")
-    with pytest.raises(ClusterError, match="can't be the name"):
+    with pytest.raises(RequestError, match="can't be the name"):
         await join(served, token, "root")
     assert await join(served, token, "storage-6")
 
@@ -244,7 +244,7 @@ async def test_the_secret_goes_to_the_right_cluster_only(served: Signing, tmp_pa
     """A token of another CA ends the attempt before anything but the CA's certificate was asked for."""
     token = await served.token()
     other = pki.fingerprint(TestAuthority(tmp_path / "other").authority.certificate)
-    with pytest.raises(ClusterError, match=r"not of the cluster that made the token.*find out who answers"):
+    with pytest.raises(RequestError, match=r"not of the cluster that made the token.*find out who answers"):
         await join(served, replace(token, ca_fingerprint=other), "storage-7")
     assert await join(served, token, "storage-7")
 
@@ -259,7 +259,7 @@ async def test_open_tokens_are_bounded_and_expired_ones_make_room(signing: Signi
     present = len((await signing.issuer.overview()).tokens)
     for _ in range(MAX_OPEN_TOKENS - present):
         await signing.issuer.create_token(60)
-    with pytest.raises(ClusterError, match=f"{MAX_OPEN_TOKENS} join tokens are open"):
+    with pytest.raises(RequestError, match=f"{MAX_OPEN_TOKENS} join tokens are open"):
         await signing.issuer.create_token(60)
     signing.clock.now += timedelta(days=2)
     assert await signing.issuer.create_token(60)

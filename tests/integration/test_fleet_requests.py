@@ -12,8 +12,8 @@ import pytest_asyncio
 from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
+from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, TookTooLong, Unavailable
 from controlplane.fleet import requests
-from controlplane.fleet.errors import FleetError, InvalidRequest, NotAnswered, NotConnected, NotFound
 from controlplane.fleet.forwarding import insecure_channel
 from tests.support.etcd import EtcdCluster
 from tests.support.fleet import SECONDS, FleetHost, SimAgent
@@ -109,7 +109,7 @@ async def test_a_node_that_does_not_answer_costs_its_deadline_and_leaves_nothing
 ) -> None:
     monkeypatch.setattr(requests, "LOGS_SECONDS", 0.3)
     async with await connected(host) as agent:
-        with pytest.raises(NotAnswered, match=r"node gpu-1 did not answer requests for logs within 0\.3 s"):
+        with pytest.raises(TookTooLong, match=r"node gpu-1 did not answer requests for logs within 0\.3 s"):
             await host.term.requests.logs("gpu-1", "agent", 1, "")
         assert len(host.term.requests) == 0
         late = (await agent.hear("logs_request")).request_id
@@ -146,7 +146,7 @@ async def test_what_an_agent_can_not_answer_is_refused_at_once_with_the_version_
     host: FleetHost,
 ) -> None:
     async with await connected(host, features=("logs",)) as agent, host.operator() as stub:
-        with pytest.raises(FleetError, match=r"agent 0\.1\.0, .* fabric scans; agents from 0\.1\.0 on do"):
+        with pytest.raises(RequestError, match=r"agent 0\.1\.0, .* fabric scans; agents from 0\.1\.0 on do"):
             await host.term.requests.scan_fabric("gpu-1", "mlx5_0", 1)
         request = fleet_pb2.RemoveNodeWeightsRequest(node_id="gpu-1", paths=["/w"])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -159,7 +159,7 @@ async def test_a_node_without_a_stream_is_told_apart_from_one_that_is_unknown(ho
     agent = await connected(host)
     await agent.close()
     await eventually(lambda: host.term.connections.nodes() == [], "the stream is gone")
-    with pytest.raises(NotConnected, match="no agent connected: node gpu-1"):
+    with pytest.raises(Unavailable, match="no agent connected: node gpu-1"):
         await host.term.requests.logs("gpu-1", "agent", 1, "")
     async with host.operator() as stub:
         with pytest.raises(grpc.aio.AioRpcError, match="no node 'nobody'"):
@@ -213,7 +213,7 @@ async def test_a_server_that_can_not_serve_ends_the_fabric_test(host: FleetHost)
             },
         )
         side = pb.FabricTestRequest(seconds=5)
-        with pytest.raises(FleetError, match="node b could not serve the test: no perftest"):
+        with pytest.raises(RequestError, match="node b could not serve the test: no perftest"):
             await host.term.requests.test_fabric(("b", side), ("a", side))
 
 

@@ -15,7 +15,7 @@ from akv.v1 import agent_pb2 as pb
 
 from controlplane.base import pki, tls
 from controlplane.base.pki import Role
-from controlplane.fleet.errors import NotConnected, Overrun
+from controlplane.base.request_errors import Overrun, Unavailable
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import NodeState
 from controlplane.store.fleet_records import EngineWanted
@@ -387,7 +387,7 @@ async def test_a_slow_reader_fills_its_queue_and_nobody_elses(scene: Scene) -> N
 
 
 async def test_a_command_to_a_node_without_a_stream_is_refused(scene: Scene) -> None:
-    with pytest.raises(NotConnected, match="no agent connected: node nowhere"):
+    with pytest.raises(Unavailable, match="no agent connected: node nowhere"):
         scene.host.term.connections.send("nowhere", pb.LeaderMessage())
 
 

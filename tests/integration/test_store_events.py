@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controlplane.cluster.errors import ClusterError
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.event_log import QUEUE_LENGTH, EventLog
 from controlplane.cluster.link import EtcdLink
 from controlplane.model.card_check import CardCheck
@@ -69,7 +69,7 @@ class Link(EtcdLink):
     @property
     def client(self) -> EtcdClient:
         if self.there is None:
-            raise ClusterError("away")
+            raise RequestError("away")
         return self.there
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.base import pki
 from controlplane.base.pki import Identity, Role
-from controlplane.cluster.errors import ClusterError
+from controlplane.base.request_errors import RequestError
 from controlplane.cluster.settings import load_settings
 from controlplane.cluster.trust import CA_KEY_FILE, Trust
 
@@ -40,9 +40,9 @@ def trust(tmp_path: Path, clock: Clock) -> Trust:
 
 async def test_a_new_host_has_no_certificate_and_says_how_to_get_one(trust: Trust) -> None:
     assert not trust.ready
-    with pytest.raises(ClusterError, match=r"create_cluster on the first host.*add_node -n HOST --token"):
+    with pytest.raises(RequestError, match=r"create_cluster on the first host.*add_node -n HOST --token"):
         trust.load()
-    with pytest.raises(ClusterError):
+    with pytest.raises(RequestError):
         trust.channel("192.0.2.8:5000")
 
 
@@ -92,14 +92,14 @@ async def test_without_the_authoritys_key_the_host_keeps_what_it_has(trust: Trus
     clock.now = START + timedelta(days=300)
     trust.renew_when_due()
     assert trust.load().identity.name == "storage-1"
-    with pytest.raises(ClusterError, match=r"storage-1 can't sign: .*ca\.key.*ask another host"):
+    with pytest.raises(RequestError, match=r"storage-1 can't sign: .*ca\.key.*ask another host"):
         trust.load_authority()
 
 
 async def test_an_expired_certificate_is_told(trust: Trust, clock: Clock) -> None:
     trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
     clock.now = START + timedelta(days=400)
-    with pytest.raises(ClusterError, match=r"cert\.pem: expired at"):
+    with pytest.raises(RequestError, match=r"cert\.pem: expired at"):
         trust.load()
 
 
