@@ -91,9 +91,7 @@ class FabricOperations:
         if node is None:
             raise NotFound(f"there is no node {node_id[:80]!r}: see clustercli nodes")
         if node.facts is None:
-            raise RequestError(
-                f"node {node_id} has not registered with this leader yet: see clustercli nodes"
-            )
+            raise RequestError(f"node {node_id} has not registered yet: see clustercli nodes")
         return node.facts
 
 

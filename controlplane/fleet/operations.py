@@ -1,4 +1,4 @@
-"""What operators can ask of the fleet, done on the present term. Methods raise RequestError, or StoreError."""
+"""What operators can ask of the fleet, on the present term. Methods raise RequestError, or StoreError."""
 
 from __future__ import annotations
 

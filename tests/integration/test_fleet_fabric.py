@@ -27,7 +27,6 @@ from tests.support.sysfs import infiniband
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
-DOWN = {"state": "1: DOWN", "phys_state": "2: Polling"}
 
 
 @dataclass
@@ -89,7 +88,7 @@ async def test_rails_are_measured_and_graded_and_the_tool_is_installed_once(scen
 
     def client(sys_root: Path) -> None:
         two_rails(sys_root)
-        infiniband(sys_root, "mlx5_2", **DOWN)
+        infiniband(sys_root, "mlx5_2", state="1: DOWN")
         infiniband(sys_root, "mlx5_10", rate="400 Gb/sec (4X NDR)")
 
     def server(sys_root: Path) -> None:
@@ -118,8 +117,12 @@ async def test_rails_are_measured_and_graded_and_the_tool_is_installed_once(scen
 
 
 async def test_a_tool_that_fails_or_is_missing_is_told_and_the_other_rails_go_on(scene: Scene) -> None:
+    def rails(sys_root: Path) -> None:
+        for hca in ("bad_0", "mlx5_0"):
+            infiniband(sys_root, hca)
+
     for number, name in enumerate(("gpu-1", "gpu-2"), start=1):
-        await scene.node(name, number, lambda root: [infiniband(root, hca) for hca in ("bad_0", "mlx5_0")])
+        await scene.node(name, number, rails)
     document, outcome = await scene.document("fabric-test", "gpu-1", "gpu-2", "--seconds", "1")
     assert outcome.returncode == 1
     assert {rail["error"] for rail in document["rails"]} == {
