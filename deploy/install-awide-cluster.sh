@@ -10,11 +10,14 @@ readonly here
 readonly program=${0##*/}
 readonly home=/opt/awide
 readonly config=/etc/adp/awide-cluster
+readonly agent_config=/etc/akv
 readonly links=/usr/local/bin
 readonly units=/etc/systemd/system
 readonly user=awide
 readonly commands=(awide-cluster clustercli akv-card-exporter akv-ping-exporter akv-witness-exporter akv-gateway
-  akv-dataplane akv-softcard akv-nvme)
+  akv-dataplane akv-softcard akv-nvme akv-agent)
+# What the agent keeps. Weights (/var/lib/akv/weights) are the operator's and are never removed.
+readonly agent_dirs=(/var/lib/akv/agent /var/lib/akv/engines)
 readonly data_dirs=(/var/lib/etcd /var/lib/awide-cluster /var/log/adp /srv/docker/awide/monitoring)
 
 action=install
@@ -274,6 +277,13 @@ install_settings() {
   [ -n "$root" ] || ((dry_run)) || chown -R "root:$user" "$config"
 }
 
+# The node agent's settings; what the script can't know is the operator's to fill in.
+agent_file() {
+  sed -e "s/^node_id: [^ ]*/node_id: ${host:-$(uname -n)}/" -e "s/^address: [^ ]*/address: $address/" \
+    "$here/settings/agent.yaml"
+}
+install_agent_settings() { keep_or_create <(agent_file) "$agent_config/agent.yaml"; }
+
 install_units() {
   local file
   for file in "$here"/systemd/*.service; do
@@ -291,6 +301,10 @@ start_services() {
   ((!units_changed)) || act "reload systemd" systemctl daemon-reload
   ((start)) || return 0
   local name
+  # The agent waits for its settings and certificate; once an operator has enabled it, it is kept up to date.
+  if ((changed)) && systemctl is-enabled --quiet akv-agent.service 2>/dev/null; then
+    act "restart akv-agent.service" systemctl restart akv-agent.service
+  fi
   for name in $(services); do
     if ! systemctl is-enabled --quiet "$name" 2>/dev/null; then act "enable $name" systemctl enable --quiet "$name"; fi
     if ((changed)) || ! systemctl is-active --quiet "$name"; then act "restart $name" systemctl restart "$name"; fi
@@ -319,6 +333,7 @@ install_all() {
   install_user
   for name in "${data_dirs[@]}"; do directory "$name" 0750; done
   install_settings
+  install_agent_settings
   install_units
   install_completion
   start_services
@@ -326,6 +341,7 @@ install_all() {
     say "nothing to do: the installation is complete"
   elif ((!dry_run)); then
     say "done; next: clustercli doctor, then clustercli create_cluster on the first host, add_node on others"
+    say "node agent: fill in $agent_config/agent.yaml, then systemctl enable --now akv-shards akv-agent"
   fi
 }
 
@@ -347,11 +363,12 @@ uninstall_all() {
   remove /usr/lib/sysusers.d/awide.conf
   remove "$home"
   if ((purge)); then
-    remove "$config"
-    for name in "${data_dirs[@]}"; do remove "$name"; done
+    for name in "$config" "$agent_config/agent.yaml" "$agent_config/agent" "${data_dirs[@]}" "${agent_dirs[@]}"; do
+      remove "$name"
+    done
     remove /var/cache/awide
   elif [ -d "$root$config" ]; then
-    say "kept $config, ${data_dirs[*]} (uninstall --purge removes them)"
+    say "kept $config, $agent_config, ${data_dirs[*]} ${agent_dirs[*]} (uninstall --purge removes them)"
   fi
   ((changed)) || say "nothing to do: it is not installed"
 }

@@ -9,12 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from controlplane.agent.settings import AgentConfig
 from tests.support.procs import ROOT
 
 SCRIPT = ROOT / "deploy" / "install-awide-cluster.sh"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 CONFIG = "etc/adp/awide-cluster"
+# A dataplane pins, maps hugepages and uses devices; an agent's engines do that too, and run as root.
+THRESHOLDS = {"akv-dataplane@": "70", "akv-agent": "70", "akv-shards": "45"}
 # The virtual environment of the tests: it has all programs.
 VENV = Path(sys.prefix)
 
@@ -83,6 +87,17 @@ def test_settings_are_the_operators_and_units_are_ours(root: Path) -> None:
     assert "User=awide" in unit.read_text()
 
 
+def test_the_agents_settings_are_filled_in_and_kept(root: Path) -> None:
+    install(root, "--host", "storage-1")
+    settings = root / "etc/akv/agent.yaml"
+    config = AgentConfig.model_validate(yaml.safe_load(settings.read_text()))
+    assert (config.node_id, config.address) == ("storage-1", "127.0.0.1")
+    settings.write_text("node_id: mine\n")
+    install(root, "--host", "storage-1")
+    assert settings.read_text() == "node_id: mine\n"
+    assert (root / "usr/local/bin/akv-agent").is_symlink()
+
+
 def test_a_witness_and_an_address_beyond_loopback(root: Path) -> None:
     done = run("--root", root, "--venv", VENV, "--witness", "--address", "192.0.2.12")
     assert done.returncode == 0, done.stderr
@@ -96,6 +111,11 @@ def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> 
     install(root)
     (root / "var/lib/etcd/member").mkdir()
     (root / "var/lib/etcd/member/db").write_text("data")
+    weights = root / "var/lib/akv/weights/model"
+    weights.mkdir(parents=True)
+    (weights / "a.safetensors").write_text("weights")
+    (root / "var/lib/akv/agent").mkdir()
+    (root / "var/lib/akv/agent/incarnation").write_text("1")
     stranger = root / "usr/local/bin/other"
     stranger.write_text("")
     assert run("uninstall", "--root", root, "--dry-run").returncode == 0
@@ -106,7 +126,7 @@ def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> 
     assert not any("systemd" in name or name.startswith("usr/share") for name in left)
 
     assert run("uninstall", "--root", root, "--purge").returncode == 0
-    assert files(root) == {"usr/local/bin/other"}
+    assert files(root) == {"usr/local/bin/other", "var/lib/akv/weights/model/a.safetensors"}
     assert run("uninstall", "--root", root).stdout == "nothing to do: it is not installed\n"
 
 
@@ -151,7 +171,7 @@ def test_units_are_well_formed_and_hardened(unit: Path) -> None:
     # Only that the programs are not installed on this machine may be said.
     others = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert others == []
-    threshold = "70" if unit.stem == "akv-dataplane@" else "25"  # it pins, maps hugepages and uses devices
+    threshold = THRESHOLDS.get(unit.stem, "25")
     hardened = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", f"--threshold={threshold}", unit],
         capture_output=True,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,19 @@ import yaml
 from controlplane.agent.settings import AgentConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = DEPLOY / "systemd"
+# Each of these closes the unit's cgroup to all devices that are not listed (ProtectClock by its DeviceAllow).
+CLOSING_DEVICES = ("PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock")
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-@pytest.mark.parametrize("name", ["akv-agent.service", "akv-shards.service"])
-def test_units_are_well_formed(name: str) -> None:
-    command = ["systemd-analyze", "verify", str(DEPLOY / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert [line for line in done.stderr.splitlines() if "is not executable" not in line] == []
+@pytest.mark.parametrize("name", ["akv-agent.service", "akv-shards.service", "akv-dataplane@.service"])
+def test_engines_and_dataplanes_may_use_devices(name: str) -> None:
+    lines = (UNITS / name).read_text().splitlines()
+    assert [line for line in lines if line.startswith(CLOSING_DEVICES)] == []
 
 
 def test_a_restart_of_the_agent_leaves_its_shards() -> None:
-    lines = (DEPLOY / "akv-agent.service").read_text().splitlines()
+    lines = (UNITS / "akv-agent.service").read_text().splitlines()
     assert "KillMode=process" in lines
     assert not [line for line in lines if line.startswith(("BindsTo", "PartOf"))]
 
