@@ -222,6 +222,7 @@ class Queue:
         self._next_cid = 1
         self._data: dict[int, bytes] = {}
         self._received: dict[int, bytearray] = {}
+        self.answered: set[int] = set()  # command ids of all completions so far
 
     def __enter__(self) -> Queue:
         return self
@@ -337,6 +338,7 @@ class Queue:
     def _completion(self, pdu: Pdu) -> tuple[int, Completion]:
         result, sqhd, _, cid, status = struct.unpack_from("<QHHHH", pdu.header, 8)
         self._data.pop(cid, None)
+        self.answered.add(cid)
         return cid, Completion(status >> 1, result, bytes(self._received.pop(cid, b"")), sqhd)
 
 

@@ -86,10 +86,21 @@ class Card(Program):
         return Host(self.address, self.nqn, options, kato)
 
     def stats(self) -> dict[str, Any]:
-        done = card_cli("ctl", "--state-dir", str(self.state_dir), "--id", self.card_id, "stats")
+        return self._control("stats")
+
+    def fault(self, *words: str) -> dict[str, Any]:
+        """Switch a fault on, or `list` or `clear` them (docs/softcard.md, "Fault switches")."""
+        return self._control("fault", *words)
+
+    def hits(self) -> int:
+        """How often the faults that are on have struck."""
+        return sum(fault["hits"] for fault in self.fault("list")["faults"])
+
+    def _control(self, *words: str) -> dict[str, Any]:
+        done = card_cli("ctl", "--state-dir", str(self.state_dir), "--id", self.card_id, *words)
         assert done.returncode == 0, done.stderr
-        stats: dict[str, Any] = json.loads(done.stdout)
-        return stats
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))

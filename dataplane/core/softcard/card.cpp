@@ -15,6 +15,7 @@
 #include "base/events.hpp"
 #include "base/reactor.hpp"
 #include "softcard/control.hpp"
+#include "softcard/faults.hpp"
 #include "softcard/file_store.hpp"
 #include "softcard/memory_store.hpp"
 #include "softcard/options.hpp"
@@ -89,6 +90,23 @@ CardRecord record_of(const CardConfig& card, const TcpEndpoint& endpoint) {
           .running = true};
 }
 
+nlohmann::ordered_json to_json(const Fault& fault) {
+  nlohmann::ordered_json json{{"fault", fault.id}, {"op", fault.ops}, {"kind", to_string(fault.kind)}};
+  json.update({{"after", fault.after}, {"count", fault.count}, {"hits", fault.hits}});
+  if (fault.kind == FaultKind::delay) json["ms"] = fault.delay.count();
+  return json;
+}
+
+// "list", "clear", or a fault to switch on.
+nlohmann::ordered_json switch_faults(Faults& faults, const std::string& words) {
+  if (words == "clear") return {{"cleared", faults.clear()}};
+  if (words != "list") faults.add(parse_fault(words));
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const auto& fault : faults.all())
+    all.push_back(to_json(fault));
+  return {{"faults", all}};
+}
+
 nlohmann::ordered_json card_stats(const CardConfig& card, const Target& target) {
   nlohmann::ordered_json stats{{"id", card.id}, {"serial", card.serial}, {"state", "running"}};
   stats.update(target.stats());
@@ -104,12 +122,15 @@ void serve_card(const ServeOptions& options) {
   const CardSeat seat(options.state_dir, card.id, card.serial);
   Reactor reactor;
   const StopSignals signals(reactor);
+  Faults faults;
   const auto store = open_store(card);
-  Target target(reactor, card, *store);
+  Target target(reactor, card, *store, faults);
   target.listen(options.listen);
   const ControlServer control(
       reactor, seat.listen_control(),
-      {.stats = [&] { return card_stats(card, target); }, .stop = [&] { reactor.stop(); }});
+      {.stats = [&] { return card_stats(card, target); },
+       .stop = [&] { reactor.stop(); },
+       .fault = [&](const std::string& words) { return switch_faults(faults, words); }});
   seat.publish(record_of(card, target.endpoint()));
   log_event(Level::info, "ready",
             {{"id", card.id},

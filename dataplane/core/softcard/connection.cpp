@@ -30,6 +30,17 @@ constexpr std::size_t kTtagOffset = 10;
 constexpr std::size_t kDataoOffset = 12;
 constexpr std::size_t kDatalOffset = 16;
 
+constexpr std::uint16_t kWrongId = 0x8000;  // beyond any queue's size: nobody has such a command
+
+TxQueue::Payload spoiled(const TxQueue::Payload& data) {
+  if (data.bytes.empty()) return data;
+  auto copy = allocate_bytes(data.bytes.size());
+  std::memcpy(copy.get(), data.bytes.data(), data.bytes.size());
+  const std::span<std::byte> bytes(copy.get(), data.bytes.size());
+  bytes[bytes.size() / 2] ^= std::byte{1};
+  return {.hold = std::move(copy), .bytes = bytes};
+}
+
 // Larger pieces get more time: a slow network is no fault.
 std::chrono::milliseconds time_for(std::uint64_t bytes, std::chrono::milliseconds per_mebibyte) {
   return per_mebibyte * static_cast<std::int64_t>(1 + (bytes >> 20U));
@@ -209,6 +220,59 @@ void Connection::end_h2c_data(std::uint16_t tag) {
 }
 
 void Connection::execute(const Request& request) {
+  const auto op = fault_op_of(request.sqe, qid_ == 0);
+  if (const auto fault = op ? target_.faults().take(*op) : std::nullopt) return execute_with(*fault, request);
+  run(request);
+}
+
+void Connection::execute_with(const Fault& fault, const Request& request) {
+  ++target_.counters().faults;
+  switch (fault.kind) {
+    case FaultKind::delay:
+      return run_later(fault.delay, request);
+    case FaultKind::error:
+      return respond(request.sqe.cid, fault.status);
+    case FaultKind::drop: {
+      const linger at_once{.l_onoff = 1, .l_linger = 0};  // a reset, and no orderly end
+      ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      return close("fault");
+    }
+    case FaultKind::half_close:
+      return half_close();
+    case FaultKind::corrupt:
+    case FaultKind::wrong_id:
+    case FaultKind::short_data:
+    case FaultKind::bad_digest:
+      answer_faults_[request.sqe.cid] = fault.kind;
+      return run(request);
+    case FaultKind::hang:
+    case FaultKind::torn:
+      return;
+  }
+}
+
+void Connection::run_later(std::chrono::milliseconds delay, const Request& request) {
+  const auto timer = std::make_shared<TimerId>(0);
+  *timer = target_.reactor().call_after(delay, [this, timer, request] {
+    delayed_.erase(*timer);
+    try {
+      run(request);
+    } catch (const std::bad_alloc&) {
+      return close("out of memory");
+    }
+    flush();
+  });
+  delayed_.insert(*timer);
+}
+
+// As after a fatal error, but without a word of it.
+void Connection::half_close() {
+  phase_ = Phase::terminating;
+  paused_ = false;
+  phase_deadline_ = target_.reactor().now() + target_.config().stall_timeout;
+}
+
+void Connection::run(const Request& request) {
   if (transfers_.uses(request.sqe.cid)) return respond(request.sqe.cid, nvme::dnr(nvme::kCommandIdConflict));
   if (controller_ != nullptr && qid_ == 0) {
     execute_admin(*this, request);
@@ -229,8 +293,19 @@ void Connection::attach(Controller& controller, std::uint16_t qid, std::uint16_t
   phase_ = Phase::live;
 }
 
+std::optional<FaultKind> Connection::take_answer_fault(std::uint16_t cid) {
+  if (answer_faults_.empty()) return std::nullopt;
+  const auto fault = answer_faults_.extract(cid);
+  return fault.empty() ? std::nullopt : std::optional(fault.mapped());
+}
+
 void Connection::respond(std::uint16_t cid, nvme::Status status, std::uint64_t result) {
   if (!open()) return;
+  const bool wrong_id = take_answer_fault(cid) == FaultKind::wrong_id;
+  push_response(wrong_id ? cid ^ kWrongId : cid, status, result);
+}
+
+void Connection::push_response(std::uint16_t cid, nvme::Status status, std::uint64_t result) {
   nvme::CapsuleResp pdu;
   pdu.cqe.set_result64(result);
   pdu.cqe.sqhd = sq_flow_control_ ? sqhd_ : nvme::kSqhdDisabled;
@@ -242,6 +317,10 @@ void Connection::respond(std::uint16_t cid, nvme::Status status, std::uint64_t r
 
 void Connection::respond_data(std::uint16_t cid, TxQueue::Payload data, std::uint64_t result) {
   if (!open()) return;
+  const auto fault = take_answer_fault(cid);
+  if (fault == FaultKind::wrong_id) cid ^= kWrongId;
+  if (fault == FaultKind::short_data) data.bytes = data.bytes.first(data.bytes.size() / 2);
+  if (fault == FaultKind::corrupt) data = spoiled(data);
   if (!data.bytes.empty()) {
     nvme::DataPdu pdu;
     pdu.common.type = static_cast<std::uint8_t>(nvme::PduType::c2h_data);
@@ -249,8 +328,9 @@ void Connection::respond_data(std::uint16_t cid, TxQueue::Payload data, std::uin
     pdu.cccid = cid;
     pdu.datal = static_cast<std::uint32_t>(data.bytes.size());
     tx_.push(pdu, send_framing_, std::move(data));
+    if (fault == FaultKind::bad_digest) tx_.spoil_last_digest();
   }
-  respond(cid, nvme::kSuccess, result);
+  push_response(cid, nvme::kSuccess, result);
 }
 
 void Connection::begin_store(std::uint16_t cid, const nvme::KvCommand& command) {
@@ -360,6 +440,9 @@ void Connection::close(std::string_view why) noexcept {
   if (std::exchange(phase_, Phase::closed) == Phase::closed) return;
   target_.reactor().remove(socket_.get());
   socket_.reset();
+  for (const auto timer : delayed_)
+    target_.reactor().cancel(timer);
+  delayed_.clear();
   target_.budget().leave_line(*this);
   transfers_.clear();
   target_.connection_closed(*this, std::exchange(controller_, nullptr), why);

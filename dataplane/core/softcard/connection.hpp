@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "base/reactor.hpp"
 #include "base/unique_fd.hpp"
 #include "nvme/kv.hpp"
 #include "nvme/pdu.hpp"
+#include "softcard/faults.hpp"
 #include "softcard/receiver.hpp"
 #include "softcard/transfers.hpp"
 #include "softcard/tx_queue.hpp"
@@ -75,6 +78,12 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void end_data();
   void end_h2c_data(std::uint16_t tag);
   void execute(const Request& request);
+  void run(const Request& request);
+  void execute_with(const Fault& fault, const Request& request);
+  void run_later(std::chrono::milliseconds delay, const Request& request);
+  void half_close();
+  [[nodiscard]] std::optional<FaultKind> take_answer_fault(std::uint16_t cid);
+  void push_response(std::uint16_t cid, nvme::Status status, std::uint64_t result);
   void ask_for_data(std::uint16_t tag);
 
   void update_interest();
@@ -105,6 +114,10 @@ class Connection final : public FdHandler, public BudgetWaiter {
   std::uint32_t entries_{1};  // of the submission queue
   std::uint16_t sqhd_{0};
   bool sq_flow_control_{true};
+
+  // Commands that a fault holds back, and answers that one will spoil.
+  std::set<TimerId> delayed_;
+  std::map<std::uint16_t, FaultKind> answer_faults_;
 
   TimePoint phase_deadline_;
   std::optional<TimePoint> pdu_deadline_;

@@ -17,7 +17,7 @@ namespace akv::softcard {
 namespace {
 
 constexpr std::size_t kMaxSessions = 16;
-constexpr std::size_t kMaxLine = 64;
+constexpr std::size_t kMaxLine = 256;
 constexpr auto kSessionTime = std::chrono::seconds(5);
 
 std::string error_text(const std::string& message) {
@@ -84,7 +84,14 @@ std::string ControlServer::answer(const std::string& line) const {
     commands_.stop();
     return nlohmann::ordered_json{{"state", "stopping"}}.dump();
   }
-  return error_text("unknown command; there are stats and stop");
+  if (line.starts_with("fault ")) {
+    try {
+      return commands_.fault(line.substr(6)).dump();
+    } catch (const std::invalid_argument& error) {
+      return error_text(error.what());
+    }
+  }
+  return error_text("unknown command; there are stats, stop and fault");
 }
 
 void ControlServer::end(int fd) noexcept {

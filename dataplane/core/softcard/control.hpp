@@ -1,5 +1,5 @@
-// The control socket: a client sends one line, "stats" or "stop", gets one line of JSON, and the connection
-// ends.
+// The control socket: a client sends one line, "stats", "stop" or "fault ...", gets one line of JSON, and the
+// connection ends.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,8 @@ class ControlServer final : private FdHandler {
   struct Commands {
     std::function<nlohmann::ordered_json()> stats;
     std::function<void()> stop;
+    // What follows "fault"; throws std::invalid_argument.
+    std::function<nlohmann::ordered_json(const std::string&)> fault;
   };
 
   ControlServer(Reactor& reactor, UniqueFd listener, Commands commands);

@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "softcard/card.hpp"
 #include "softcard/control.hpp"
+#include "softcard/faults.hpp"
 #include "softcard/options.hpp"
 #include "softcard/state_dir.hpp"
 
@@ -169,10 +170,26 @@ void print_cards(const std::string& state_dir, bool json) {
   }
 }
 
+// The line for the control socket; a fault is judged here first.
+std::string control_line(const std::string& command, const std::vector<std::string>& words) {
+  if (command != "fault") {
+    if (!words.empty()) throw std::invalid_argument(command + " takes no '" + words.front() + "'");
+    return command;
+  }
+  std::string rest;
+  for (const auto& word : words)
+    rest.append(rest.empty() ? "" : " ").append(word);
+  if (rest != "list" && rest != "clear") static_cast<void>(parse_fault(rest));
+  return "fault " + rest;
+}
+
 void control_card(const std::string& state_dir, const std::string& id, const std::string& command) {
   const auto socket = connect_control(state_dir, id);
   const auto answer = ask_control(socket.get(), command);
   if (command != "stop") {
+    if (const auto told = Json::parse(answer); told.contains("error")) {
+      throw std::runtime_error(told["error"].get<std::string>());
+    }
     std::cout << answer << "\n";
     return;
   }
@@ -215,10 +232,14 @@ int main(int argc, char** argv) {
 
   std::string id;
   std::string command;
-  auto& ctl = *app.add_subcommand("ctl", "Ask a running card for its figures, or stop it");
+  std::vector<std::string> words;
+  auto& ctl = *app.add_subcommand("ctl", "Ask a running card for its figures, stop it, or make it fail");
   add_state_dir(ctl, state_dir);
   ctl.add_option("--id", id, "The card")->required();
-  ctl.add_option("command", command, "stats or stop")->required()->check(CLI::IsMember({"stats", "stop"}));
+  ctl.add_option("command", command, "stats, stop or fault")
+      ->required()
+      ->check(CLI::IsMember({"stats", "stop", "fault"}));
+  ctl.add_option("words", words, "fault list | fault clear | fault OPERATION KIND [NAME=VALUE ...]");
 
   try {
     app.parse(argc, argv);
@@ -226,6 +247,6 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kUsageError;
   }
   if (list.parsed()) return run([&] { print_cards(state_dir, json); });
-  if (ctl.parsed()) return run([&] { control_card(state_dir, id, command); });
+  if (ctl.parsed()) return run([&] { control_card(state_dir, id, control_line(command, words)); });
   return run([&] { serve_card(to_options(serve)); });
 }

@@ -30,10 +30,11 @@ std::uint8_t mdts_for(std::uint32_t value_bytes) {
 
 }  // namespace
 
-Target::Target(Reactor& reactor, const CardConfig& config, Store& store)
+Target::Target(Reactor& reactor, const CardConfig& config, Store& store, Faults& faults)
     : reactor_(reactor),
       config_(config),
       store_(store),
+      faults_(faults),
       mdts_(mdts_for(store.max_value_bytes())),
       serve_budget_(reactor, [this] { budget_.serve(); }),
       budget_(config.receive_bytes, [this] { serve_budget_.request(); }) {
@@ -180,6 +181,7 @@ nlohmann::ordered_json Target::stats() const {
           {"accepted", counters_.accepted},
           {"refused", counters_.refused},
           {"fatal_errors", counters_.fatal_errors},
+          {"faults", counters_.faults},
           {"receive_bytes", budget_.used()}};
 }
 

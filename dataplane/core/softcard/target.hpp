@@ -16,6 +16,7 @@
 #include "softcard/config.hpp"
 #include "softcard/connection.hpp"
 #include "softcard/controller.hpp"
+#include "softcard/faults.hpp"
 #include "softcard/receive_budget.hpp"
 #include "softcard/store.hpp"
 
@@ -34,11 +35,12 @@ struct Counters {
   std::uint64_t accepted{0};   // connections
   std::uint64_t refused{0};    // connections above the bound
   std::uint64_t fatal_errors{0};
+  std::uint64_t faults{0};  // commands that a fault struck
 };
 
 class Target final : private FdHandler {
  public:
-  Target(Reactor& reactor, const CardConfig& config, Store& store);
+  Target(Reactor& reactor, const CardConfig& config, Store& store, Faults& faults);
   ~Target();
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
@@ -52,6 +54,7 @@ class Target final : private FdHandler {
   [[nodiscard]] Reactor& reactor() const noexcept { return reactor_; }
   [[nodiscard]] const CardConfig& config() const noexcept { return config_; }
   [[nodiscard]] Store& store() const noexcept { return store_; }
+  [[nodiscard]] Faults& faults() const noexcept { return faults_; }
   [[nodiscard]] ReceiveBudget& budget() noexcept { return budget_; }
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
   // Log2 of the longest transfer in pages of 4,096 bytes, which takes the longest value.
@@ -80,6 +83,7 @@ class Target final : private FdHandler {
   Reactor& reactor_;
   const CardConfig& config_;
   Store& store_;
+  Faults& faults_;
   std::uint8_t mdts_{0};
   Counters counters_;
   AfterEvent serve_budget_;

@@ -27,6 +27,9 @@ class TxQueue {
   template <nvme::WireStruct T>
   void push(const T& pdu, const nvme::Framing& framing, Payload payload = {});
 
+  // The digest of what was pushed last, if it has one, is wrong from now on (a fault that a test asked for).
+  void spoil_last_digest() noexcept { items_.back().digest[0] ^= std::byte{1}; }
+
   // Sends what the socket takes, up to a bound that leaves other connections their turn.
   [[nodiscard]] Result flush(int socket) noexcept;
 
