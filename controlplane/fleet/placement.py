@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controlplane.model.catalogue import Assignment, ModelSpec, Place, Profile
@@ -66,11 +66,11 @@ class Room:
                     self._ports.add((place.node_id, assignment.profile.port))
             self._of_model[place.node_id, assignment.model] += 1
 
-    def place(self, model: ModelSpec, replica_id: str) -> Assignment | str:
-        """Places for a replica, or why there are none."""
+    def place(self, model: ModelSpec, replica_id: str, avoid: Collection[str] = ()) -> Assignment | str:
+        """Places for a replica, none of them on a node of `avoid`; or why there are none."""
         reasons = []
         for profile in model.profiles:
-            chosen = self._choose(model.name, profile)
+            chosen = self._choose(model.name, profile, avoid)
             if isinstance(chosen, str):
                 reasons.append(f"profile {profile.name}: {chosen}")
                 continue
@@ -81,11 +81,11 @@ class Room:
             return Assignment(replica_id, model.name, profile, places)
         return "; ".join(reasons)
 
-    def _choose(self, model: str, profile: Profile) -> Sequence[NodeView] | str:
+    def _choose(self, model: str, profile: Profile, avoid: Collection[str]) -> Sequence[NodeView] | str:
         refusals: Counter[str] = Counter()
         fitting = []
         for node in self._nodes.values():
-            why = self._refusal(node, profile)
+            why = "where it kept failing" if node.node_id in avoid else self._refusal(node, profile)
             if why:
                 refusals[why] += 1
             else:

@@ -10,6 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from controlplane.fleet.life import AT_REST, Phase, ShardStatus
 from controlplane.fleet.placement import NodeView, Room
+from controlplane.fleet.setbacks import (
+    AVOID_SECONDS,
+    MAX_MOVES,
+    MOVES_AT_ONCE,
+    Setbacks,
+    failing_nodes,
+    is_stable,
+    still_valid,
+)
 from controlplane.model.catalogue import Assignment, ModelSpec, Place
 
 # How long after its own time a node gets to report that a shard has ended, before it is told again.
@@ -21,6 +30,7 @@ class Picture:
     """All that a plan depends on.
 
     Of an `unreadable` model it is not known what is wanted: what it has stays as long as its nodes do.
+    `setbacks` are those of the plan before.
     """
 
     models: Mapping[str, ModelSpec]
@@ -29,6 +39,7 @@ class Picture:
     statuses: Mapping[str, ShardStatus]
     now: float
     unreadable: frozenset[str] = frozenset()
+    setbacks: Setbacks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,10 @@ class Fail:
 
 @dataclass(slots=True)
 class Plan:
-    """The actions, by kind. `unplaced` says for each replica without places why."""
+    """The actions, by kind. `unplaced` says for each replica without places why.
+
+    `setbacks` are the nodes that replicas left because they kept failing there, for the next picture.
+    """
 
     leave: list[Assignment] = field(default_factory=list)
     remove: list[Assignment] = field(default_factory=list)
@@ -76,6 +90,7 @@ class Plan:
     drain: list[Drain] = field(default_factory=list)
     start: list[Start] = field(default_factory=list)
     unplaced: dict[str, str] = field(default_factory=dict)
+    setbacks: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -86,10 +101,13 @@ class Plan:
 
 def plan(picture: Picture) -> Plan:
     """The next actions."""
-    result = Plan()
+    wanted = [replica for model in picture.models.values() for replica in model.replica_ids()]
+    result = Plan(setbacks=still_valid(picture.setbacks, wanted, picture.now))
     kept: dict[str, Assignment] = {}
+    moves = _moves(picture, result.setbacks)
     for replica, assignment in sorted(picture.assignments.items()):
         reason = assignment.leaving or _unwanted(picture, assignment) or _no_home(picture, assignment)
+        reason = reason or moves.get(replica, "")
         if reason and not assignment.leaving:
             result.leave.append(replace(assignment, leaving=reason))
         if reason and _leave(picture, assignment, result):
@@ -126,6 +144,29 @@ def _no_home(picture: Picture, assignment: Assignment) -> str:
         if node.draining:
             return f"node {place.node_id} is draining"
     return ""
+
+
+def _moves(picture: Picture, setbacks: dict[str, dict[str, float]]) -> dict[str, str]:
+    """Replicas that keep failing where they are and have a place elsewhere, and why; noted in `setbacks`."""
+    moves: dict[str, str] = {}
+    targets: list[Assignment] = []
+    for replica, assignment in sorted(picture.assignments.items()):
+        model = picture.models.get(assignment.model)
+        if assignment.leaving or model is None:
+            continue
+        if is_stable(assignment, picture.statuses, picture.now):
+            setbacks.pop(replica, None)
+        failing = failing_nodes(assignment, picture.statuses, picture.now)
+        before = setbacks.get(replica, {})
+        if not failing or len(before) >= MAX_MOVES or len(moves) >= MOVES_AT_ONCE:
+            continue
+        others = [other for name, other in picture.assignments.items() if name != replica]
+        found = Room(picture.nodes.values(), [*others, *targets]).place(model, replica, {*before, *failing})
+        if isinstance(found, Assignment):
+            targets.append(found)
+            setbacks[replica] = {**before, **dict.fromkeys(failing, picture.now + AVOID_SECONDS)}
+            moves[replica] = f"it kept failing on {', '.join(failing)}"
+    return moves
 
 
 def _leave(picture: Picture, assignment: Assignment, result: Plan) -> bool:
@@ -208,6 +249,7 @@ def _roll(picture: Picture, result: Plan) -> None:
         awaited = set(model.replica_ids()) - set(picture.assignments) - result.unplaced.keys()
         chosen = broken or (outdated[:1] if quiet and not awaited else [])
         for assignment in chosen:
+            result.setbacks.pop(assignment.replica_id, None)  # of another profile they say nothing
             result.leave.append(replace(assignment, leaving="its profile has changed"))
 
 
@@ -222,7 +264,9 @@ def _place(picture: Picture, kept: Mapping[str, Assignment], result: Plan) -> No
         for replica in model.replica_ids():
             if replica in picture.assignments:
                 continue
-            found = room.place(model, replica)
+            found = room.place(model, replica, result.setbacks.get(replica, ()))
+            if isinstance(found, str) and replica in result.setbacks:  # better there than nowhere
+                found = room.place(model, replica)
             if isinstance(found, str):
                 result.unplaced[replica] = found
             else:

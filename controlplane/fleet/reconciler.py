@@ -16,6 +16,7 @@ from controlplane.fleet.connections import Connections
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
+from controlplane.fleet.setbacks import Setbacks
 from controlplane.fleet.shards import Shards, Stray, head_address
 from controlplane.fleet.views import NodeViews
 from controlplane.model.catalogue import Assignment, Place
@@ -58,6 +59,7 @@ class Reconciler:
         self._due = True
         self._planned = clock()
         self._trouble = ""
+        self._setbacks: Setbacks = {}
         self.unplaced: dict[str, str] = {}
         self.waiting = "the leader has just begun"
 
@@ -86,7 +88,7 @@ class Reconciler:
         self._ledger.check()
         todo = plan(self.picture())
         self._due, self._planned = False, self._clock()
-        self.unplaced = todo.unplaced
+        self.unplaced, self._setbacks = todo.unplaced, todo.setbacks
         await self._carry_out(todo)
         return not todo.empty
 
@@ -106,6 +108,7 @@ class Reconciler:
             statuses=self._shards.statuses,
             now=self._clock(),
             unreadable=frozenset(records.unreadable_models),
+            setbacks=self._setbacks,
         )
 
     def answered(self, node_id: str, request_id: str, error: str, gone: bool) -> None:

@@ -167,6 +167,22 @@ async def test_a_start_that_is_refused_is_tried_again_and_says_why(host: FleetHo
         await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
 
 
+async def test_what_keeps_failing_on_one_node_runs_on_another(host: FleetHost) -> None:
+    async with agent_of(host, gpus=1) as bad, agent_of(host, "gpu-2") as good:
+        await bad.connect()
+        await bad.hear("ack")
+        await good.connect()
+        await good.hear("ack")
+        bad.hold_starts = True
+        await apply(host, model())
+        for number in range(1, 4):
+            await eventually(lambda n=number: len(bad.starts) == n, f"start {number} came", SECONDS)  # type: ignore[misc]
+            await bad.crash("m-0-0")
+        moved = await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="gpu-2", failures=0)
+        assert moved.generation > bad.starts[-1].generation
+        assert len(bad.starts) == 3
+
+
 async def test_a_slow_start_is_stopped_and_fails(host: FleetHost) -> None:
     async with agent_of(host) as agent:
         agent.hold_starts = True

@@ -14,6 +14,7 @@ from akv.v1 import agent_pb2 as pb
 from controlplane.fleet.life import AT_REST, Phase
 from controlplane.fleet.placement import GpuView, NodeView
 from controlplane.fleet.planner import Picture, Plan, plan
+from controlplane.fleet.setbacks import Setbacks
 from controlplane.fleet.shards import Shards
 from controlplane.model.catalogue import Assignment, ModelSpec, Place
 
@@ -53,6 +54,7 @@ class World:
         self.assignments: dict[str, Assignment] = {}
         self.shards = Shards(lambda: self.now, uniform=lambda: 0.0)
         self.unplaceable: frozenset[str] = frozenset()
+        self.setbacks: Setbacks = {}
         self.refuse_starts: set[str] = set()
         self.silent_starts: set[str] = set()
         self._generations = itertools.count(1)
@@ -65,6 +67,7 @@ class World:
             {name: self.view(node) for name, node in self.nodes.items()},
             self.shards.statuses,
             self.now,
+            setbacks=self.setbacks,
         )
 
     def view(self, node: WorldNode) -> NodeView:
@@ -85,7 +88,7 @@ class World:
     def step(self) -> Plan:
         """Plan once and do it; the plan."""
         todo = plan(self.picture())
-        self.unplaceable = frozenset(todo.unplaced)
+        self.unplaceable, self.setbacks = frozenset(todo.unplaced), todo.setbacks
         self._write(todo)
         for late in todo.fail:
             self.shards.ending(late.place.shard_id, late.place.generation, late.reason)
@@ -151,6 +154,7 @@ class World:
     def new_leader(self) -> None:
         """Beliefs are lost, records are not; every node that is heard registers anew."""
         self.shards = Shards(lambda: self.now, uniform=lambda: 0.0)
+        self.setbacks = {}
         self.shards.assign(self.assignments.values())
         for name, node in self.nodes.items():
             if node.heard:

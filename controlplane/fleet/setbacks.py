@@ -1,0 +1,46 @@
+"""Which replicas are to leave a node on which they keep failing. Pure; times are monotonic seconds.
+
+A node that was left is avoided for a while, and a replica has so many moves within that time: one that fails
+everywhere comes to rest where it is, instead of wandering over all nodes or to and fro between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from controlplane.fleet.life import STABLE_SECONDS, Phase, ShardStatus
+from controlplane.model.catalogue import Assignment
+
+# Failed starts in a row on one node.
+MOVE_AFTER = 3
+AVOID_SECONDS = 3600.0
+MAX_MOVES = 3
+# Of all replicas in one plan: what fails everywhere at once is no fault of the nodes.
+MOVES_AT_ONCE = 4
+
+# Replica to node to the second until which the node is avoided.
+Setbacks = Mapping[str, Mapping[str, float]]
+Statuses = Mapping[str, ShardStatus]
+
+
+def still_valid(setbacks: Setbacks, wanted: Iterable[str], now: float) -> dict[str, dict[str, float]]:
+    """Those of replicas that are wanted and whose time is not over."""
+    valid = {
+        replica: {node: until for node, until in setbacks[replica].items() if until > now}
+        for replica in set(wanted) & setbacks.keys()
+    }
+    return {replica: nodes for replica, nodes in valid.items() if nodes}
+
+
+def failing_nodes(assignment: Assignment, statuses: Statuses, now: float) -> list[str]:
+    """Nodes that the replica should leave now that its next start is due."""
+    there = [(place.node_id, statuses[place.shard_id]) for place in assignment.places]
+    if any(now < status.retry_at for _, status in there):
+        return []
+    return [node for node, status in there if status.phase is Phase.FAILED and status.failures >= MOVE_AFTER]
+
+
+def is_stable(assignment: Assignment, statuses: Statuses, now: float) -> bool:
+    """Whether all of the replica has run for so long that its failures count no more."""
+    there = [statuses[place.shard_id] for place in assignment.places]
+    return all(s.phase is Phase.RUNNING and now - s.since >= STABLE_SECONDS for s in there)
