@@ -210,7 +210,7 @@ def _keep(picture: Picture, assignment: Assignment, result: Plan) -> None:
         limit = assignment.profile.start_seconds
         if status.phase is Phase.STARTING and picture.now - status.since >= limit:
             result.fail.append(Fail(assignment, place, f"did not serve within {limit:g} s of its start"))
-        elif status.phase is Phase.ENDING:
+        elif status.phase is Phase.ENDING and picture.nodes[place.node_id].ready:
             _end(picture, assignment, place, result)
     if not resting:
         return

@@ -373,6 +373,25 @@ def test_a_crash_on_a_node_that_then_falls_silent_is_restarted_when_it_is_heard_
     assert len(w.started) == 2
 
 
+def test_a_slow_start_on_a_node_that_falls_silent_is_stopped_when_it_is_heard_again() -> None:
+    w = world(1)
+    w.models["m"] = model(1, profile(start_seconds=60))
+    w.silent_starts.add("n0")
+    w.step()
+    w.step()
+    w.silence("n0", lost=False)
+    w.now += 60
+    for _ in range(3):
+        assert not w.step().stop
+        w.now += 60
+    assert w.nodes["n0"].processes
+    w.restore("n0")
+    w.silent_starts.clear()
+    w.settle()
+    assert phases(w) == [Phase.RUNNING]
+    assert len(w.started) == 2
+
+
 @settings(max_examples=150)
 @given(STEPS)
 def test_whatever_happens_the_rules_hold_and_the_end_is_quiet(steps: list[tuple[Any, ...]]) -> None:
