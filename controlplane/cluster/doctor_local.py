@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import docker
-from docker.errors import DockerException, ImageNotFound
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.card_cli import CardCli, CardCliError, ListedCard
@@ -29,7 +24,6 @@ FSYNC_GOOD_MS, FSYNC_BAD_MS = 10.0, 100.0
 FSYNC_BYTES, FSYNC_WRITES, FSYNC_SECONDS = 2300, 200, 3.0
 LEAST_FREE_BYTES = 4 << 30
 CONNECT_SECONDS = 2.0
-DOCKER_SECONDS = 10
 
 
 def check_port(name: str, endpoint: HostPort, what: str) -> Finding:
@@ -115,26 +109,10 @@ def _fsync_ms(place: Path) -> float:
 def check_runner(settings: ClusterSettings) -> Finding:
     """What would run etcd: a program, or Docker where that is chosen. Blocks for a moment."""
     if settings.etcd_runner == DOCKER:
+        from controlplane.cluster.doctor_docker import check_docker  # noqa: PLC0415 - a large SDK
+
         return check_docker(settings.docker_socket, settings.etcd_image)
     return check_etcd(settings.etcd_binary)
-
-
-def check_docker(docker_socket: Path, image: str) -> Finding:
-    """Whether the Docker engine answers and has etcd's image. Nothing is pulled."""
-    try:
-        with contextlib.closing(
-            docker.APIClient(f"unix://{docker_socket}", timeout=DOCKER_SECONDS, version="auto")
-        ) as client:
-            version = client.version()["Version"]
-            inspect: Callable[[str], object] = client.inspect_image  # without types in its stubs
-            inspect(image)
-    except ImageNotFound:
-        remedy = f"docker pull {image}, or copy it here with docker save and docker load"
-        return failed("docker", f"Docker at {docker_socket} has no image {image}", remedy)
-    except (DockerException, OSError, ValueError, KeyError) as error:
-        remedy = "start Docker and let this service use its socket, or set AWC_ETCD_RUNNER=process"
-        return failed("docker", f"Docker at {docker_socket} does not answer: {error}", remedy)
-    return ok("docker", f"Docker {version} at {docker_socket} has {image}")
 
 
 def check_etcd(configured: Path | None) -> Finding:

@@ -25,7 +25,6 @@ from controlplane.cluster.doctor import HostDoctor
 from controlplane.cluster.enrollment import EnrollServer
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
-from controlplane.cluster.etcd_docker import DockerEtcd
 from controlplane.cluster.etcd_runner import EtcdRunner
 from controlplane.cluster.etcd_space import SpaceKeeper
 from controlplane.cluster.event_log import EventLog
@@ -210,6 +209,8 @@ def _metric_source(settings: ClusterSettings) -> MetricSource:
 
 def _runner(settings: ClusterSettings) -> EtcdRunner:
     if settings.etcd_runner == DOCKER:
+        from controlplane.cluster.etcd_docker import DockerEtcd  # noqa: PLC0415 - a large SDK
+
         owner = f"{settings.host} {settings.data_dir}"
         return DockerEtcd(settings.docker_socket, settings.etcd_image, settings.etcd_container, owner)
     return ChildEtcd(lambda: find_etcd(settings.etcd_binary).path)

@@ -23,7 +23,7 @@ from controlplane.gateway.pusher import PlanPusher
 from controlplane.gateway.reader import ClusterReader
 from controlplane.gateway.state import StateDir, StateError
 from controlplane.gateway.status import Picture
-from controlplane.gateway.status_writer import StatusWriter, serve_metrics, unix_now
+from controlplane.gateway.status_writer import StatusWriter, unix_now
 from controlplane.model.cards import CardPath, RegistryEntry
 from controlplane.model.debounce import PollLimits
 from controlplane.model.plan import FIXED_LIST, GatewayPlan, fixed_plan
@@ -67,6 +67,8 @@ class ControlProcess:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._dataplane.close)
             if self.config.metrics is not None:
+                from controlplane.gateway.metrics_http import serve_metrics  # noqa: PLC0415 - rarely needed
+
                 runner = await serve_metrics(parse_host_port(self.config.metrics), self._status)
                 stack.push_async_callback(runner.cleanup)
             await self._adopt()

@@ -1,4 +1,4 @@
-"""Writes the status file on every change and every two seconds, and serves its text over HTTP if asked to."""
+"""Writes the status file on every change and every two seconds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiohttp import web
 from akv.v1 import dataplane_pb2
 
-from controlplane.base.addresses import HostPort
 from controlplane.base.logging import get_logger
 from controlplane.base.text_file import write_atomically
 from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
@@ -77,25 +75,6 @@ class StatusWriter:
             log.info("Status file is written again", path=str(self._path))
         else:
             log.error("Status file can't be written", error=error)
-
-
-async def serve_metrics(address: HostPort, writer: StatusWriter) -> web.AppRunner:
-    """Serve the status text at /metrics until the runner is cleaned up. Raises MetricsAddressError."""
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=writer.text, content_type="text/plain")
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, address.host, address.port).start()
-    except OSError as error:
-        await runner.cleanup()
-        reason = error.strerror or error
-        raise MetricsAddressError(f"{str(address)!r} can't be listened on: {reason}; change it") from error
-    return runner
 
 
 def unix_now() -> float:

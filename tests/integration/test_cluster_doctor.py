@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.cluster.doctor_local import check_docker
+from controlplane.cluster.doctor_docker import check_docker
 from tests.support.addresses import LoopbackNet
 from tests.support.cluster_hosts import ClusterHost, card, cli_json, cluster_hosts, clustercli
 from tests.support.docker_engine import DockerServer, Engine
