@@ -130,6 +130,7 @@ class Administration:
         if self._is_member_of(cluster):
             await self._settled(deadline.remaining())
             return cluster_pb2.AddNodeResponse(cluster_uuid=cluster.cluster_uuid, cluster_name=cluster.name)
+        await self._until_left(cluster.name, deadline)
         peers = tuple(
             PeerHost(host.host, host.addresses["api"], host.addresses.get("etcd_client", ""))
             for host in cluster.hosts
@@ -155,7 +156,10 @@ class Administration:
             ) from error
 
     def _is_member_of(self, cluster: cluster_pb2.GetClusterResponse) -> bool:
-        """Whether there is nothing to do. Raises RequestError when the host can't join that cluster."""
+        """Whether there is nothing to do; not so while the host is being taken out of that cluster.
+
+        Raises RequestError when the host is in another one.
+        """
         present = self._supervisor.membership
         if present is None:
             return False
@@ -165,9 +169,18 @@ class Administration:
                 f"{host} is in cluster {present.cluster_name} ({present.cluster_uuid}), not in "
                 f"{cluster.name} ({cluster.cluster_uuid}): take it out with remove_node first"
             )
-        if any(record.host == host and record.enabled for record in cluster.hosts):
-            return True
-        raise RequestError(f"{host} is being taken out of {cluster.name}: repeat add_node when that is done")
+        return any(record.host == host and record.enabled for record in cluster.hosts)
+
+    async def _until_left(self, cluster_name: str, deadline: Deadline) -> None:
+        """Until this host has noticed that remove_node took it out: it does so a little after the others."""
+        while self._supervisor.membership is not None:
+            self._progress = f"it is being taken out of {cluster_name}"
+            if deadline.expired:
+                raise TookTooLong(
+                    f"{self._settings.host} is still being taken out of {cluster_name} after "
+                    f"{JOIN_SECONDS:g} s: see its log, and repeat remove_node"
+                )
+            await asyncio.sleep(min(JOIN_POLL_SECONDS, self._settings.cycle_seconds))
 
     async def _ask_until_accepted(self, via: str, deadline: Deadline) -> member_client.Join:
         request = member_client.join_request(self._settings)
