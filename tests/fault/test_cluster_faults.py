@@ -49,8 +49,8 @@ def hosts(three: list[ClusterHost]) -> list[ClusterHost]:
 def settle(hosts: list[ClusterHost]) -> None:
     wait_voters(hosts[0], 3)
     for host in hosts:
-        wait_until(host.etcd.has_leader, f"{host.name}'s etcd has a leader", 20.0)
-    wait_until(lambda: ask_cluster(hosts[0])["leader"], "a leader", 15.0)
+        wait_until(host.etcd.has_leader, f"{host.name}'s etcd has a leader")
+    wait_until(lambda: ask_cluster(hosts[0])["leader"], "a leader")
 
 
 def leader_of(hosts: list[ClusterHost], asked: ClusterHost | None = None) -> ClusterHost:
@@ -61,7 +61,7 @@ def leader_of(hosts: list[ClusterHost], asked: ClusterHost | None = None) -> Clu
             return str(ask_cluster(asked or hosts[0])["leader"])
         return ""
 
-    name = wait_until(probe, "a leader", 15.0)
+    name = wait_until(probe, "a leader")
     return next(host for host in hosts if host.name == name)
 
 
@@ -77,7 +77,7 @@ def test_another_host_leads_when_the_leaders_service_is_killed(hosts: list[Clust
     leader.running.kill()
     wait_until(lambda: not Path(f"/proc/{etcd_pid}").exists(), "its etcd ended with it")
     follower = wait_until(
-        lambda: next((h for h in others if leader_of(hosts, others[0]) is h), None), "another leads", 15.0
+        lambda: next((h for h in others if leader_of(hosts, others[0]) is h), None), "another leads"
     )
     assert set(cards_of(ask_cluster(follower))) == {"L0P1", "L0P2", "L0P3"}
     leader.start()
@@ -89,7 +89,7 @@ def test_a_clean_stop_hands_the_leadership_on(hosts: list[ClusterHost]) -> None:
     leader = leader_of(hosts)
     other = next(host for host in hosts if host is not leader)
     assert leader.running.stop(10.0) == 0
-    wait_until(lambda: leader_of(hosts, other) is not leader, "another leads", 15.0)
+    wait_until(lambda: leader_of(hosts, other) is not leader, "another leads")
     leader.start()
     settle(hosts)
 
@@ -97,7 +97,7 @@ def test_a_clean_stop_hands_the_leadership_on(hosts: list[ClusterHost]) -> None:
 def test_a_killed_etcd_member_is_started_again_from_its_data(hosts: list[ClusterHost]) -> None:
     ids = member_ids(hosts[0])
     pid = hosts[1].kill_etcd()
-    wait_until(lambda: _etcd_pid(hosts[1]) not in {0, pid}, "a new etcd process", 15.0)
+    wait_until(lambda: _etcd_pid(hosts[1]) not in {0, pid}, "a new etcd process")
     settle(hosts)
     assert member_ids(hosts[0]) == ids
     hosts[1].running.wait_event("no etcd member", where=lambda e: "code -9" in e["reason"])
@@ -167,10 +167,10 @@ def test_a_suspended_leader_is_followed_by_another_and_writes_nothing_when_it_wa
     lost = len(leader.running.events("leadership lost"))
     leader.running.suspend()
     try:
-        wait_until(lambda: leader_of(hosts, other) is not leader, "another leads", 20.0)
+        wait_until(lambda: leader_of(hosts, other) is not leader, "another leads")
     finally:
         leader.running.resume()
-    wait_until(lambda: len(leader.running.events("leadership lost")) > lost, "it notices", 10.0)
+    wait_until(lambda: len(leader.running.events("leadership lost")) > lost, "it notices")
     assert leader_of(hosts, other) is not leader
     settle(hosts)
 

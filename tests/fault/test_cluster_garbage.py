@@ -97,7 +97,7 @@ def test_garbage_harms_no_other_call_and_leaks_nothing(
     for _ in range(3):
         throw(host, kind, source)
         assert ask_members(host)["members"], "another session goes on"
-    wait_until(lambda: descriptors(pid) <= before + 2, "descriptors are given back", 15.0)
+    wait_until(lambda: descriptors(pid) <= before + 2, "descriptors are given back")
     assert resident(pid) < memory + MEMORY_SLACK
     assert host.running.returncode is None
 
@@ -109,7 +109,7 @@ def test_half_open_connections_are_closed_by_the_server(host: ClusterHost) -> No
     silent = [socket.create_connection((host.address, API_PORT), timeout=5) for _ in range(CONNECTIONS)]
     try:
         assert ask_members(host)["members"], "another session goes on"
-        wait_until(lambda: descriptors(pid) <= before + 2, "the server gives up on them", 20.0)
+        wait_until(lambda: descriptors(pid) <= before + 2, "the server gives up on them")
     finally:
         for connection in silent:
             connection.close()

@@ -32,7 +32,7 @@ DYING_CLIENT = """
 import sys, threading, os, time
 from integration.client import Client, ClientConfig
 client = Client(ClientConfig(socket=sys.argv[1], arena_bytes=16 << 20, timeout=60))
-assert client.wait_connected(10)
+assert client.wait_connected(30)
 blocks = client.alloc(8, 1 << 20)
 keys = [os.urandom(32) for _ in blocks]
 half = len(blocks) // 2
@@ -56,7 +56,7 @@ def dataplane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataplane]:
 def witness(dataplane: Dataplane) -> Iterator[Client]:
     """A well-behaved session beside the others; it must work at the end of each test."""
     with dataplane.client(socket=None) as client:
-        assert client.wait_connected(10)
+        assert client.wait_connected(30)
         yield client
         check(client)
 
@@ -201,11 +201,11 @@ def test_a_client_killed_in_mid_transfer_gives_its_memory_back(
         dataplane.wait_counter("sessions", 0)
         assert dataplane.counter("leased_bytes") == 8 * MIB
         card.resume()
-        dataplane.wait_counter("leased_bytes", 0, 15)
+        dataplane.wait_counter("leased_bytes", 0)
         dataplane.wait_counter("arena_bytes", 0)
-        dataplane.wait_active({card.serial}, 20)
+        dataplane.wait_active({card.serial})
         with dataplane.client() as client:
-            assert client.wait_connected(10)
+            assert client.wait_connected(30)
             wait_until(lambda: client.put([bytes(32)], [b"x"], 1) == [Status.OK], "a stored block")
 
 
@@ -214,7 +214,7 @@ def test_when_no_descriptor_is_left_sessions_go_on_and_new_ones_come_later(tmp_p
     with dataplane:
         dataplane.apply([TestCard("M0")])
         with dataplane.client() as client:
-            assert client.wait_connected(10)
+            assert client.wait_connected(30)
             room = dataplane.descriptors() + 10
             resource.prlimit(dataplane.running.pid, resource.RLIMIT_NOFILE, (room, room))
             flood = [connect(dataplane) for _ in range(40)]
@@ -225,5 +225,5 @@ def test_when_no_descriptor_is_left_sessions_go_on_and_new_ones_come_later(tmp_p
             for sock in flood:
                 sock.close()
             with dataplane.client(socket=None) as late:
-                assert late.wait_connected(10)
+                assert late.wait_connected(30)
                 check(late)

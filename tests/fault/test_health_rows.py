@@ -34,6 +34,7 @@ class Watched:
         self.storage = self._add("storage-1", CardSpec("L0P0"))
         self.second = self._add("storage-2", CardSpec("L1P0"))
         self.witness = self._add("witness-1")
+        scene.start_hosts(self.hosts)
         self._seen: dict[Program, int] = {}
 
     @property
@@ -55,7 +56,8 @@ class Watched:
             host.resume()
             host.answer_pings()
             host.tell_the_truth()
-            host.start_all()
+        self.scene.start_hosts(self.hosts)
+        for host in self.hosts:
             host.start_prometheus()
         self.scene.wait_health(WELL)
         self.scene.wait_in_use({VICTIM, OTHER})
@@ -104,7 +106,6 @@ class Watched:
         assert isinstance(host, WatchedHost)
         self.scene.hosts[name] = host
         host.configure(**BRISK.settings())
-        host.start_all()
         return host
 
 

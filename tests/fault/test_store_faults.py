@@ -65,7 +65,7 @@ class Load:
                 self.seen.extend(item.changes)
 
     async def until(self, reads: int, what: str) -> None:
-        await eventually(lambda: self.good_in_a_row >= reads, what, 20.0)
+        await eventually(lambda: self.good_in_a_row >= reads, what)
 
     def watches_without(self, endpoint: str) -> bool:
         return self.watch is not None and self.watch.endpoint not in {None, endpoint}

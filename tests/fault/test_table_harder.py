@@ -151,10 +151,8 @@ def test_everything_is_killed_in_the_middle_of_writes(scene: Scene) -> None:
     with scene.traffic() as traffic, scene.traffic(stored=False) as writing:
         writing.pump(lambda: all(stream.dialogs for stream in writing.streams), 30.0, "writes")
         kill_everything(scene)
-        for host in scene.members:
-            host.start_all()
-        for gateway in scene.gateways:
-            gateway.start()
+        scene.start_hosts(scene.members)
+        scene.start_gateways()
         both = Traffic([*traffic.streams, *writing.streams], traffic.rows)
         both.pump(lambda: scene.use(scene.serials), 60.0, "every gateway uses every card")
         scene.wait_well()

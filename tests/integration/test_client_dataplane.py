@@ -29,7 +29,7 @@ def dataplane(tmp_path: Path) -> Iterator[Dataplane]:
 @pytest.fixture
 def client(dataplane: Dataplane) -> Iterator[Client]:
     with dataplane.client(strict=False, timeout=10.0) as made:
-        assert made.wait_connected(10), made.last_error
+        assert made.wait_connected(30), made.last_error
         yield made
 
 
@@ -102,14 +102,14 @@ def test_a_killed_dataplane_costs_misses_until_it_is_back(dataplane: Dataplane, 
     assert not block.busy
     dataplane.start()
     dataplane.apply(CARDS)
-    assert client.wait_connected(10)
+    assert client.wait_connected(30)
     assert client.put([_key(1)], [b"again"], 1) == [Status.OK]
 
 
 def test_memory_of_clients_that_go_comes_back(dataplane: Dataplane) -> None:
     for _ in range(5):
         with dataplane.client() as client:
-            assert client.wait_connected(10)
+            assert client.wait_connected(30)
             assert len(client.alloc(64, LENGTH)) == 64
             assert client.stats()["leased_bytes"] == 64 * LENGTH
         dataplane.wait_counter("leased_bytes", 0)

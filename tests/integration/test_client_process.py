@@ -101,7 +101,7 @@ def test_a_killed_gateway_costs_misses_and_nothing_else(gateway: Program, path: 
     path.unlink()
     with Program(python_module("tests.support.gateway", "--socket", str(path)), name="second") as second:
         second.wait_event("ready")
-        assert client.wait_connected(10)
+        assert client.wait_connected(30)
         assert client.put(KEYS[:1], [b"x"], 1) == [Status.OK]
         assert client.stats()["pid"] == second.pid
 
@@ -112,7 +112,7 @@ FORKING_CLIENT = """
 import os, sys
 from integration.client import Client, ClientConfig, Status
 client = Client(ClientConfig(socket=sys.argv[1]))
-assert client.wait_connected(10)
+assert client.wait_connected(30)
 one, two = bytes(32), bytes(31) + b"2"
 assert client.put([one], [b"x"], 1) == [Status.OK]
 child = os.fork()

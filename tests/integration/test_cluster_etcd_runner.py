@@ -31,7 +31,7 @@ def etcd_start(net: LoopbackNet, directory: Path) -> EtcdStart:
 
 
 async def answers(member: EtcdMember) -> None:
-    await asyncio.to_thread(wait_until, member.has_leader, "etcd serves", 20.0)
+    await asyncio.to_thread(wait_until, member.has_leader, "etcd serves")
 
 
 async def test_it_serves_keeps_its_data_private_and_stops_when_asked(
@@ -93,7 +93,7 @@ def test_it_does_not_outlive_a_killed_owner(tmp_path: Path, loopback_net: Loopba
     with Program(command, env=python_environment()) as owner:
         etcd_pid = int(owner.wait_line("child ").split()[1])
         member = EtcdMember("h1", loopback_net.host(1), start.data_dir)
-        wait_until(member.has_leader, "etcd serves", 20.0)
+        wait_until(member.has_leader, "etcd serves")
         owner.kill()
         wait_until(lambda: not alive(etcd_pid), "etcd ended with its owner")
 

@@ -49,7 +49,7 @@ def wait_card(host: ClusterHost, serial: str, right: Callable[[dict[str, Any]], 
         shown = cards_of(ask_cluster(host)).get(serial)
         return shown if shown is not None and right(shown) else None
 
-    return wait_until(probe, f"card {serial} as wanted", 15.0, every=0.1)
+    return wait_until(probe, f"card {serial} as wanted", every=0.1)
 
 
 def snapshot(host: ClusterHost) -> ClusterSnapshot:
@@ -162,7 +162,7 @@ def test_a_broken_card_cli_removes_nothing_and_is_logged_once(hosts: list[Cluste
     host = hosts[2]
     before = len(host.running.events("cards unknown"))
     host.set_cli(script)
-    wait_until(lambda: len(host.running.events("cards unknown")) > before, "cards unknown", 15.0)
+    wait_until(lambda: len(host.running.events("cards unknown")) > before, "cards unknown")
     revision = [r for r in snapshot(hosts[0]).cards if r.host == host.name]
     cycles = len(leader_of(hosts).running.events("cycle"))
     wait_until(lambda: len(leader_of(hosts).running.events("cycle")) >= cycles + 4, "four more cycles")
@@ -170,9 +170,7 @@ def test_a_broken_card_cli_removes_nothing_and_is_logged_once(hosts: list[Cluste
     assert len(host.running.events("cards unknown")) == before + 1
     answers = len(host.running.events("card CLI answers again"))
     host.set_cards(card(3))
-    wait_until(
-        lambda: len(host.running.events("card CLI answers again")) > answers, "the card CLI answers", 15.0
-    )
+    wait_until(lambda: len(host.running.events("card CLI answers again")) > answers, "the card CLI answers")
 
 
 def test_a_card_that_is_gone_is_removed_but_keeps_its_slot_and_comes_back_elsewhere(

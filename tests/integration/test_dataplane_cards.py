@@ -59,7 +59,7 @@ def cluster(tmp_path: Path, loopback_net: LoopbackNet) -> Iterator[Cluster]:
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
     with cluster.dataplane.client() as made:
-        assert made.wait_connected(10), made.last_error
+        assert made.wait_connected(30), made.last_error
         yield made
 
 
@@ -188,7 +188,7 @@ def test_a_card_that_demands_digests_is_used_where_the_settings_have_them(
     ):
         dataplane.apply([TestCard.of(card)])
         with dataplane.client() as client:
-            assert client.wait_connected(10)
+            assert client.wait_connected(30)
             payload = os.urandom(3 * SIZE)
             assert client.put([bytes(32)], [payload], 1) == [Status.OK]
             buffer = bytearray(len(payload))

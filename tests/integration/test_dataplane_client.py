@@ -33,7 +33,7 @@ def client(request: pytest.FixtureRequest, dataplane: Dataplane) -> Iterator[Cli
         "tcp": {"socket": None},
     }
     with dataplane.client(**sessions[request.param]) as made:
-        assert made.wait_connected(10), made.last_error
+        assert made.wait_connected(30), made.last_error
         yield made
 
 
@@ -148,7 +148,7 @@ def test_secrets_are_proven_by_both_sides(tmp_path: Path) -> None:
     with Dataplane(tmp_path / "dp", namespace_secrets=str(file)) as dataplane:
         dataplane.apply(CARDS)
         with dataplane.client(namespace="team", secret=secret) as client:
-            assert client.wait_connected(10)
+            assert client.wait_connected(30)
             assert client.put(keys_of(1), [b"x"], 1) == [Status.OK]
         for settings in (
             {"namespace": "team", "secret": os.urandom(32)},
@@ -156,7 +156,7 @@ def test_secrets_are_proven_by_both_sides(tmp_path: Path) -> None:
             {"namespace": "stranger", "secret": secret},
         ):
             with dataplane.client(**settings) as refused:
-                assert not refused.wait_connected(10)
+                assert not refused.wait_connected(30)
                 assert isinstance(refused.last_error, AuthenticationError)
 
 

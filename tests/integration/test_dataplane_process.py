@@ -180,7 +180,7 @@ def test_sigterm_answers_what_is_outstanding_and_ends(tmp_path: Path) -> None:
     dataplane.start()
     dataplane.apply(CARDS)
     with dataplane.client(strict=False) as client:
-        assert client.wait_connected(10)
+        assert client.wait_connected(30)
         assert client.put([bytes(32)], [b"x"], 1) == [Status.OK]
         worker = threading.Thread(target=dataplane.stop)
         worker.start()
@@ -204,7 +204,7 @@ def test_a_killed_dataplane_can_be_started_again(tmp_path: Path) -> None:
     dataplane.start()
     dataplane.apply(CARDS)
     with dataplane.client() as client:
-        assert client.wait_connected(10)
+        assert client.wait_connected(30)
         assert client.put([bytes(32)], [b"x"], 1) == [Status.OK]
     assert (dataplane.directory / "host_uuid").read_text() == identity
     dataplane.stop()

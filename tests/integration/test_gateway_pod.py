@@ -47,7 +47,7 @@ class WholePod:
         self.dataplane.start()
         self.control.wait_status(ACTIVE, 2)
         client = self.dataplane.client()
-        assert client.wait_connected(10), client.last_error
+        assert client.wait_connected(30), client.last_error
         return client
 
     def slot_of(self, dialog: int) -> str:
@@ -139,5 +139,5 @@ def test_changes_that_meet_a_suspended_dataplane_are_applied_later(pod: WholePod
         pod.control.running.wait_event("Cluster card joined")
         pod.control.running.wait_event("Dataplane does not answer")
         pod.dataplane.running.resume()
-        pod.control.wait_status(ACTIVE, 3, 20)
+        pod.control.wait_status(ACTIVE, 3)
         pod.control.wait_status("xkv_gateway_plan_in_sync", 1)

@@ -13,6 +13,6 @@ def test_cluster_survives_member_faults(etcd_cluster: EtcdCluster) -> None:
     leader = etcd_cluster.leader()
     leader.running.suspend()
     assert leader.status() is None
-    wait_until(lambda: etcd_cluster.leader() is not leader, "another leader", 15)
+    wait_until(lambda: etcd_cluster.leader() is not leader, "another leader")
     leader.running.resume()
     wait_until(leader.has_leader, "the resumed member follows")

@@ -27,6 +27,7 @@ from tests.support.etcd import EtcdMember
 from tests.support.procs import ROOT, Program, python_environment, python_module, wait_until
 
 CYCLE_SECONDS = 0.4
+START_SECONDS = 60.0
 API_PORT, EXPORTER_PORT = 5000, 7891
 
 
@@ -136,17 +137,25 @@ class ClusterHost:
 
     def start(self) -> None:
         """Start the service and wait until it is ready."""
+        self.begin().wait_event("ready", START_SECONDS)
+
+    def begin(self) -> Program:
+        """Start the service."""
         arguments = ("--config-dir", str(self.directory / "config"))
         command = self.place(python_module("controlplane.apps.awide_cluster", *arguments))
         self.service = Program(command, name=self.name)
-        self.service.wait_event("ready", 60.0)
+        return self.service
 
     def start_exporter(self) -> None:
         """Start the card exporter and wait until it is ready."""
+        self.begin_exporter().wait_event("ready", START_SECONDS)
+
+    def begin_exporter(self) -> Program:
+        """Start the card exporter."""
         listen = f"{self.address}:{EXPORTER_PORT}"
         arguments = ("--listen", listen, "--card-cli", str(self.directory / "cards"), "--max-age", "0.1")
         self.exporter = Program(self.place(python_module("controlplane.exporters.card", *arguments)))
-        self.exporter.wait_event("ready", 30.0)
+        return self.exporter
 
     def etcd_pid(self) -> int:
         """The process of the member that the service runs now; AssertionError when there is none."""

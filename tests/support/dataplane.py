@@ -19,7 +19,7 @@ from controlplane.model.plan import GatewayPlan, PlannedCard
 from controlplane.model.slots import plan_slots
 from integration.client import Client, ClientConfig
 from tests.support.addresses import LoopbackNet, free_port
-from tests.support.procs import Program, python_module, wait_until
+from tests.support.procs import PATIENCE, Program, python_module, wait_until
 from tests.support.softcard import Card
 
 CLUSTER = "6f3c1fb0-6a8f-4b5e-9d62-0c1b0a5d7e11"
@@ -165,13 +165,13 @@ class Dataplane:
     def counter(self, name: str) -> int:
         return self.status().counters[name]
 
-    def wait_active(self, serials: set[str], seconds: float = 10.0) -> None:
+    def wait_active(self, serials: set[str], seconds: float = PATIENCE) -> None:
         def probe() -> bool:
             return {card.serial for card in self.status().cards if card.active} == serials
 
         wait_until(probe, f"active cards {sorted(serials)}", seconds)
 
-    def wait_counter(self, name: str, value: int, seconds: float = 10.0) -> None:
+    def wait_counter(self, name: str, value: int, seconds: float = PATIENCE) -> None:
         wait_until(lambda: self.counter(name) == value, f"{name} = {value}", seconds)
 
     def descriptors(self) -> int:

@@ -18,10 +18,12 @@ from typing import Any
 
 from controlplane.cluster.etcd_binary import find_etcd
 from tests.support.addresses import LoopbackNet
-from tests.support.procs import Program, wait_until
+from tests.support.procs import PATIENCE, Program, wait_until
 
 CLIENT_PORT = 2379
 PEER_PORT = 2380
+# A member that is asked for its state may be suspended: another is asked then.
+STATUS_SECONDS = 2.0
 
 
 @dataclass
@@ -59,7 +61,9 @@ class EtcdMember:
         command += ["--initial-cluster-token", token, "--unsafe-no-fsync", "--log-level", "warn", *self.flags]
         self.program = Program(command, name=self.name)
 
-    def call(self, path: str, body: dict[str, Any] | None = None, seconds: float = 2.0) -> dict[str, Any]:
+    def call(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = PATIENCE
+    ) -> dict[str, Any]:
         """POST to the JSON gateway, e.g. `maintenance/status`. Raises OSError when it does not answer."""
         request = urllib.request.Request(
             f"http://{self.endpoint}/v3/{path}", data=json.dumps(body or {}).encode(), method="POST"
@@ -70,7 +74,7 @@ class EtcdMember:
     def status(self) -> dict[str, Any] | None:
         """Its status, or None when it does not answer."""
         try:
-            return self.call("maintenance/status")
+            return self.call("maintenance/status", seconds=STATUS_SECONDS)
         except (OSError, ValueError):
             return None
 
@@ -93,7 +97,7 @@ class EtcdCluster:
     def initial_cluster(self) -> str:
         return ",".join(f"{member.name}={member.peer_url}" for member in self.members)
 
-    def wait_ready(self, seconds: float = 20.0) -> None:
+    def wait_ready(self, seconds: float = 60.0) -> None:
         """Until every member knows a leader."""
         for member in self.members:
             wait_until(member.has_leader, f"{member.name} has a leader", seconds)
@@ -110,7 +114,7 @@ class EtcdCluster:
     def restart(self, member: EtcdMember) -> None:
         """Start a killed member again with its data."""
         member.start(self.initial_cluster)
-        wait_until(member.has_leader, f"{member.name} is back", 20.0)
+        wait_until(member.has_leader, f"{member.name} is back", 60.0)
 
     def stop(self) -> None:
         """End every member and remove its data."""

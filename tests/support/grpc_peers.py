@@ -11,7 +11,7 @@ from typing import NoReturn
 import grpc
 from akv.v1 import cluster_pb2, cluster_pb2_grpc, dataplane_pb2, dataplane_pb2_grpc, plan_pb2
 
-from tests.support.procs import wait_until
+from tests.support.procs import PATIENCE, wait_until
 
 
 class ClusterHost(cluster_pb2_grpc.ClusterServiceServicer):
@@ -86,7 +86,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
             self._server = None
 
     def wait_plan(
-        self, wanted: Callable[[plan_pb2.Plan], bool], what: str, seconds: float = 15.0
+        self, wanted: Callable[[plan_pb2.Plan], bool], what: str, seconds: float = PATIENCE
     ) -> plan_pb2.Plan:
         """The plan that is served, once `wanted` holds for it."""
         return wait_until(

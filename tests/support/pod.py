@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.support.procs import Program, python_module, wait_until
+from tests.support.procs import PATIENCE, Program, python_module, wait_until
 
 
 class Pod:
@@ -63,7 +63,7 @@ class Pod:
         rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
-    def wait_status(self, name: str, value: float, seconds: float = 15.0) -> dict[str, float]:
+    def wait_status(self, name: str, value: float, seconds: float = PATIENCE) -> dict[str, float]:
         """The samples, once `name` has `value`."""
 
         def probe() -> dict[str, float] | None:

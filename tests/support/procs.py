@@ -21,11 +21,13 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT_LINES = 20_000
+# How long what must happen may take. A busy machine is slow, and only a test that fails waits so long.
+PATIENCE = 30.0
 
 T = TypeVar("T")
 
 
-def wait_until(probe: Callable[[], T | None], what: str, seconds: float = 10.0, every: float = 0.02) -> T:
+def wait_until(probe: Callable[[], T | None], what: str, seconds: float = PATIENCE, every: float = 0.02) -> T:
     """Call `probe` until it gives something true, and return that; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while True:
@@ -40,7 +42,10 @@ def wait_until(probe: Callable[[], T | None], what: str, seconds: float = 10.0, 
 def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of our programs run from the source tree."""
     paths = [str(ROOT), str(ROOT / "build" / "gen"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **(extra or {})}
+    # No program of a test calls a public server: none needs the machine's hundred CAs, whose reading is a
+    # tenth of a start.
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "SSL_CERT_FILE": os.devnull}
+    return {**os.environ, **ours, **(extra or {})}
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -62,7 +67,8 @@ class Program:
         self.command = [str(part) for part in command]
         self.name = name or Path(self.command[0]).name
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._events: list[dict[str, Any]] = []
+        # Those lines that are events, read once: tests that wait look at all of them again and again.
+        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_LINES)
         self._changed = threading.Condition(threading.RLock())
         self._process = subprocess.Popen(
             self.command,
@@ -101,7 +107,7 @@ class Program:
             return [event for event in self._events if name is None or event.get("event") == name]
 
     def wait_event(
-        self, name: str, seconds: float = 15.0, where: Callable[[dict[str, Any]], bool] = lambda _: True
+        self, name: str, seconds: float = PATIENCE, where: Callable[[dict[str, Any]], bool] = lambda _: True
     ) -> dict[str, Any]:
         """The first event of that name that satisfies `where`; AssertionError with the log otherwise."""
         return self._wait(
@@ -110,13 +116,13 @@ class Program:
             seconds,
         )
 
-    def wait_line(self, text: str, seconds: float = 15.0) -> str:
+    def wait_line(self, text: str, seconds: float = PATIENCE) -> str:
         """The first line that contains `text`."""
         return self._wait(
             lambda: next((x for x in list(self.lines) if text in x), None), f"line {text!r}", seconds
         )
 
-    def wait_port(self, host: str, port: int, seconds: float = 15.0) -> None:
+    def wait_port(self, host: str, port: int, seconds: float = PATIENCE) -> None:
         """Until something listens on host:port."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -126,7 +132,7 @@ class Program:
             time.sleep(0.02)
         raise AssertionError(f"{self.name} does not listen on {host}:{port} after {seconds} s\n{self.tail()}")
 
-    def wait_exit(self, seconds: float = 10.0) -> int:
+    def wait_exit(self, seconds: float = PATIENCE) -> int:
         """The exit code; AssertionError when it still runs after `seconds`."""
         try:
             code = self._process.wait(seconds)
@@ -146,10 +152,10 @@ class Program:
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE)
         self._close()
 
-    def stop(self, seconds: float = 15.0) -> int | None:
+    def stop(self, seconds: float = PATIENCE) -> int | None:
         """SIGTERM (after a SIGCONT), SIGKILL when it is not gone in time. Returns the exit code."""
         if self.returncode is None:
             self._process.send_signal(signal.SIGCONT)
@@ -158,7 +164,7 @@ class Program:
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(10)
+                self._process.wait(PATIENCE)
         self._close()
         return self.returncode
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.nvme_tcp import Host, Options
-from tests.support.procs import ROOT, Program, wait_until
+from tests.support.procs import PATIENCE, ROOT, Program, wait_until
 
 
 def softcard_program() -> str:
@@ -109,5 +109,5 @@ class Card(Program):
         pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def wait_connections(self, count: int, seconds: float = 10.0) -> None:
+    def wait_connections(self, count: int, seconds: float = PATIENCE) -> None:
         wait_until(lambda: self.stats()["connections"] == count, f"{count} connections", seconds)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tests.support.procs import PATIENCE
 
-async def eventually(probe: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+
+async def eventually(probe: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Return when `probe` is true; AssertionError after `seconds`."""
     try:
         async with asyncio.timeout(seconds):

@@ -14,11 +14,12 @@ from controlplane.apps.demo.replay import Replay
 from controlplane.apps.demo.requests import Placement
 from tests.hosts import NetHost
 from tests.support.procs import Program, python_module
-from tests.support.scene.storage import running
+from tests.support.scene.storage import running, wait_for
 
 SICK_POLLS = ABSENT_POLLS = 3
 BLOCK_BYTES = 1024
 PORT = 5557
+DATAPLANE_READY = "Dataplane ready"
 _SHARED_MEMORY = 64 << 20
 
 
@@ -65,14 +66,19 @@ class Gateway:
 
     def start(self) -> None:
         """Start what is not running."""
-        self._config.write_text(yaml.safe_dump(self.settings()))
-        if not running(self.dataplane):
-            self.dataplane = self._program("dataplane.main", "dataplane")
-            self.dataplane.wait_event("Dataplane ready", 30.0)
+        wait_for(DATAPLANE_READY, self.begin())
         if not running(self.control):
             if self.control is not None:
                 self._past += self.control.events()
             self.control = self._program("controlplane.apps.akv_gateway", "gateway")
+
+    def begin(self) -> list[Program]:
+        """Start the dataplane unless it runs, without waiting for it; what was started."""
+        self._config.write_text(yaml.safe_dump(self.settings()))
+        if running(self.dataplane):
+            return []
+        self.dataplane = self._program("dataplane.main", "dataplane")
+        return [self.dataplane]
 
     def stop(self) -> None:
         """End both."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,14 +17,16 @@ from controlplane.apps.demo.requests import Placement
 from tests.hosts import HostNetwork, host_network
 from tests.support.procs import ROOT, python_environment, wait_until
 from tests.support.scene.console import Console, health_of
-from tests.support.scene.gateway import Gateway
-from tests.support.scene.storage import CardSpec, StorageHost, running
+from tests.support.scene.gateway import DATAPLANE_READY, Gateway
+from tests.support.scene.storage import CardSpec, StorageHost, running, wait_for
 from tests.support.scene.traffic import Stream, Traffic
 from tests.support.scene.watched import WatchedHost
 
 CLUSTER = "kv-cache"
 SETTLE_SECONDS = 60.0
 SLOW_SECONDS = 4.0
+# Between two looks of a wait: most of them run clustercli, and the two cores are the scene's too.
+LOOK_SECONDS = 0.2
 ROWS = 60
 REQUESTS_A_SECOND = 100
 FIRST_CARDS = {"storage-1": "L0P0", "storage-2": "L1P0", "storage-3": "L2P0"}
@@ -73,15 +75,47 @@ class Scene:
 
     def add_host(self, name: str, *specs: CardSpec, **settings: str) -> StorageHost:
         """A host with its cards, exporter and service running; in no cluster yet."""
+        host = self.new_host(name, *specs, **settings)
+        host.start_all()
+        return host
+
+    def new_host(self, name: str, *specs: CardSpec, **settings: str) -> StorageHost:
+        """A host on which nothing runs yet."""
         kind = WatchedHost if self.monitored else StorageHost
         host = kind.of(self.network.add(name), self.directory / name, *specs, secure=self.secure)
         self.hosts[name] = host
         host.configure(**{**self.pace.settings(), **settings})
-        host.start_all()
         return host
+
+    def add_first_hosts(self) -> None:
+        """Three hosts with a card each in one cluster; they start side by side."""
+        for name, serial in FIRST_CARDS.items():
+            self.new_host(name, CardSpec(serial))
+        self.start_hosts(self.hosts.values())
+        first, *others = self.hosts.values()
+        self.create_cluster(first)
+        for host in others:
+            self.join(host)
+
+    @staticmethod
+    def start_hosts(hosts: Iterable[StorageHost]) -> None:
+        """Start whatever is not running on these hosts."""
+        wait_for("ready", [program for host in hosts for program in host.begin_all()])
 
     def add_gateway(self, name: str) -> Gateway:
         """A pod that is started; it waits for cards."""
+        gateway = self.new_gateway(name)
+        gateway.start()
+        return gateway
+
+    def start_gateways(self) -> None:
+        """Start what is not running of the gateways, side by side."""
+        wait_for(DATAPLANE_READY, [program for gateway in self.gateways for program in gateway.begin()])
+        for gateway in self.gateways:
+            gateway.start()
+
+    def new_gateway(self, name: str) -> Gateway:
+        """A pod of which nothing runs yet."""
         directory = self.directory / name
         settings: dict[str, Any] = {
             "cluster_hostname": ",".join(host.api for host in self.members),
@@ -93,7 +127,6 @@ class Scene:
             settings |= self._gateway_certificate(name, directory / "pki")
         gateway = Gateway(self.network.add(name), directory, settings)
         self.gateways.append(gateway)
-        gateway.start()
         return gateway
 
     def _gateway_certificate(self, name: str, out: Path) -> dict[str, str]:
@@ -129,7 +162,7 @@ class Scene:
         probe: Callable[[], T | None],
         what: str,
         seconds: float = SETTLE_SECONDS,
-        every: float = 0.05,
+        every: float = LOOK_SECONDS,
     ) -> T:
         """Wait for a condition; what the gateways and the hosts say is told when it does not come."""
         began = time.monotonic()
@@ -204,13 +237,11 @@ class Scene:
         for host in self.hosts.values():
             host.resume()
             host.tell_the_truth()
-        for host in self.members:
-            host.start_all()
+        self.start_hosts(self.members)
         for watched in self.watched():
             watched.answer_pings()
             watched.start_prometheus()
-        for gateway in self.gateways:
-            gateway.start()
+        self.start_gateways()
         self.wait_well()
 
     def wait_well(self) -> None:
@@ -304,14 +335,10 @@ def three_hosts(
     certificates on every connection of the control path.
     """
     with empty_scene(directory, pace, monitored=monitored, secure=secure) as scene:
-        for name, serial in FIRST_CARDS.items():
-            scene.add_host(name, CardSpec(serial))
-        first, *others = scene.hosts.values()
-        scene.create_cluster(first)
-        for host in others:
-            scene.join(host)
+        scene.add_first_hosts()
         for name in ("gpu-1", "gpu-2"):
-            scene.add_gateway(name)
+            scene.new_gateway(name)
+        scene.start_gateways()
         scene.wait_well()
         yield scene
 

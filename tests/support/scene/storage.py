@@ -9,13 +9,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tests.hosts import NetHost
-from tests.support.cluster_hosts import ClusterHost
+from tests.support.cluster_hosts import START_SECONDS, ClusterHost
 from tests.support.procs import Program, wait_until
 from tests.support.softcard import softcard_program
 
@@ -73,18 +73,23 @@ class StorageHost(ClusterHost):
 
     def start_all(self) -> None:
         """Start whatever is not running: cards, exporter, service."""
-        for spec in self.specs.values():
-            if not running(self.cards.get(spec.serial)):
-                self.start_card(spec)
-        if not running(self.exporter):
-            self.start_exporter()
-        if not running(self.service):
-            self.start()
+        wait_for("ready", self.begin_all())
 
-    def start(self) -> None:
+    def begin_all(self) -> list[Program]:
+        """The same without waiting until they are ready; what was started."""
+        begun = [
+            self.begin_card(spec) for spec in self.specs.values() if not running(self.cards.get(spec.serial))
+        ]
+        if not running(self.exporter):
+            begun.append(self.begin_exporter())
+        if not running(self.service):
+            begun.append(self.begin())
+        return begun
+
+    def begin(self) -> Program:
         if self.service is not None:
             self._past += self.service.events()
-        super().start()
+        return super().begin()
 
     def logged(self, *names: str) -> list[dict[str, Any]]:
         """What the cluster service logged under these names, in all its lives."""
@@ -92,6 +97,12 @@ class StorageHost(ClusterHost):
         return [event for event in [*self._past, *now] if event.get("event") in names]
 
     def start_card(self, spec: CardSpec) -> Program:
+        """A card that is ready."""
+        program = self.begin_card(spec)
+        wait_for("ready", [program])
+        return program
+
+    def begin_card(self, spec: CardSpec) -> Program:
         """A card whose file survives it: what it stored is there when it starts again, at any port."""
         self.specs[spec.serial] = spec
         command = [
@@ -113,7 +124,6 @@ class StorageHost(ClusterHost):
         ]
         program = Program(self.place(command), name=f"card-{spec.serial}")
         self.cards[spec.serial] = program
-        program.wait_event("ready", 30.0)
         return program
 
     def tell_the_truth(self) -> None:
@@ -228,6 +238,12 @@ class SlowProcess:
                 self._ended.wait(SLOW_STANDS)
                 os.kill(self._pid, signal.SIGCONT)
                 self._ended.wait(SLOW_RUNS)
+
+
+def wait_for(event: str, begun: Iterable[Program]) -> None:
+    """Until all of them have logged it. They start side by side: each takes about a second of a core."""
+    for program in begun:
+        program.wait_event(event, START_SECONDS)
 
 
 def running(program: Program | None) -> bool:

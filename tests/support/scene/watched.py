@@ -32,22 +32,22 @@ class WatchedHost(StorageHost):
             **extra,
         )
 
-    def start_exporter(self) -> None:
+    def begin_exporter(self) -> Program:
         if not self.witness:
-            super().start_exporter()
-            return
+            return super().begin_exporter()
         arguments = ("--listen", f"{self.address}:7891", "--name", self.name)
         self.exporter = Program(self.place(python_module("controlplane.exporters.witness", *arguments)))
-        self.exporter.wait_event("ready", 30.0)
+        return self.exporter
 
-    def start_all(self) -> None:
-        super().start_all()
+    def begin_all(self) -> list[Program]:
+        begun = super().begin_all()
         if not running(self.ping):
             listen = ("--listen", f"{self.address}:{PING_PORT}")
             targets = ("--targets", str(self.monitoring_dir / "ping-targets.json"))
             command = python_module("controlplane.exporters.ping", *listen, *targets, *_PING_TIMES)
             self.ping = Program(self.place(command), name=f"ping-{self.name}")
-            self.ping.wait_event("ready", 30.0)
+            begun.append(self.ping)
+        return begun
 
     def start_prometheus(self) -> None:
         """Start Prometheus with what the service wrote for it, unless it runs."""
