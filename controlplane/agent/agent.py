@@ -29,6 +29,7 @@ from controlplane.agent.shards.shard import Shard
 from controlplane.agent.shards.supervisor import Supervisor
 from controlplane.agent.starts import Starts
 from controlplane.agent.tasks import until_first
+from controlplane.agent.waiting import WaitingStarts
 from controlplane.agent.weights.cache import WeightCache
 from controlplane.base.logging import get_logger
 
@@ -60,7 +61,14 @@ class Agent:
             has_cuda=lambda: self._inventory.has_cuda,
             kept_versions=config.kept_engine_versions,
         )
-        self._starts = Starts(self._supervisor, self._weights, self._means, self._cgroups.prepare, self._tell)
+        self._starts = Starts(
+            self._supervisor,
+            self._weights,
+            WaitingStarts(state.waiting),
+            self._means,
+            self._cgroups.prepare,
+            self._tell,
+        )
         self._commands = Commands(
             self._supervisor,
             self._starts,
@@ -85,6 +93,7 @@ class Agent:
         self._cgroups.set_up()
         await self._weights.clean()
         await self._supervisor.adopt()
+        await self._starts.resume()
         self._inventory.add_lasting(self._supervisor.problems)
         try:
             await until_first(self._sampler.run(), self._provisioner.run(), self._connect(), self.stop.wait())
@@ -104,6 +113,7 @@ class Agent:
         for shard in self._supervisor.shards:
             if not (shard.status.phase.ended and shard.intent.told):
                 self._shard_changed(shard)
+        self._starts.tell_again()
 
     def beat(self) -> agent_pb2.AgentMessage:
         """What changed since the last one, or all where that can't be told in a heartbeat."""
@@ -144,9 +154,9 @@ class Agent:
         sent = partial(shard.mark_told) if ended else None
         self._link.send(event_of(shard.spec, shard.status), sent)
 
-    def _tell(self, message: agent_pb2.AgentMessage) -> None:
-        """Send, if a stream is open; without one no one waits for it."""
-        self._link.send(message)
+    def _tell(self, message: agent_pb2.AgentMessage) -> bool:
+        """Send, if a stream is open; without one no one waits for most of it."""
+        return self._link.send(message)
 
     def _weights_changed(self) -> None:
         self._sampler.soon("weights")
@@ -155,7 +165,8 @@ class Agent:
         self._inventory.take_engines(self._provisioner.versions(), self._provisioner.states)
 
     def _engines_in_use(self) -> Iterable[tuple[str, str]]:
-        return [(shard.spec.engine, shard.spec.engine_version) for shard in self._supervisor.running]
+        specs = [shard.spec for shard in self._supervisor.running] + self._starts.waiting
+        return [(spec.engine, spec.engine_version) for spec in specs]
 
     def _means(self) -> NodeMeans:
         config = self._config

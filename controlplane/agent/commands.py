@@ -37,7 +37,7 @@ class Commands:
         starts: Starts,
         provisioner: Provisioner,
         weights: WeightCache,
-        answer: Callable[[agent_pb2.AgentMessage], None],
+        answer: Callable[[agent_pb2.AgentMessage], object],
         *,
         agent_log: Path,
         tests: BandwidthMeans,

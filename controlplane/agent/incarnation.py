@@ -52,6 +52,11 @@ class AgentState:
         return self.path / "shards"
 
     @property
+    def waiting(self) -> Path:
+        """Where the starts are on record that wait for their weights."""
+        return self.path / "waiting"
+
+    @property
     def log(self) -> Path:
         """The agent's own log, so that it can be asked for from afar."""
         return self.path / "agent.log"

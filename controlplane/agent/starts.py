@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from akv.v1 import agent_pb2
 
@@ -14,6 +14,7 @@ from controlplane.agent.shards.life import Phase, Status
 from controlplane.agent.shards.orders import NodeMeans, spec_of
 from controlplane.agent.shards.spec import ShardSpec, SpecError
 from controlplane.agent.shards.supervisor import ShardRefusedError, Supervisor
+from controlplane.agent.waiting import WaitingStart, WaitingStarts
 from controlplane.agent.weights.cache import WeightCache
 from controlplane.agent.weights.fetch import FetchError, Source
 from controlplane.base.logging import get_logger
@@ -27,35 +28,47 @@ log = get_logger("starts")
 class Waiting:
     """A start that waits for its weights."""
 
-    spec: ShardSpec
+    start: WaitingStart
     task: asyncio.Task[None]
-    began: float
+
+    @property
+    def spec(self) -> ShardSpec:
+        """What is to be started."""
+        return self.start.spec
 
 
 class Starts:
-    """Turns orders into shards. `means` tells what the node can give now; `tell` sends, if someone listens.
+    """Turns orders into shards. What waits is on record: after a restart of the agent it goes on.
 
-    What waits is not on record: after a restart of the agent the leader sees that it is missing.
+    `means` tells what the node can give now; `tell` sends, and is False where nobody listens.
     """
 
     def __init__(
         self,
         supervisor: Supervisor,
         weights: WeightCache,
+        records: WaitingStarts,
         means: Callable[[], NodeMeans],
         prepare: Callable[[ShardSpec], ShardSpec],
-        tell: Callable[[agent_pb2.AgentMessage], None],
+        tell: Callable[[agent_pb2.AgentMessage], bool],
     ) -> None:
         self._supervisor = supervisor
         self._weights = weights
+        self._records = records
         self._means = means
         self._prepare = prepare
         self._tell = tell
         self._waiting: dict[str, Waiting] = {}
+        self._untold: dict[str, agent_pb2.AgentMessage] = {}
+
+    @property
+    def waiting(self) -> list[ShardSpec]:
+        """What waits."""
+        return [waiting.spec for waiting in self._waiting.values()]
 
     def running(self) -> list[agent_pb2.RunningShard]:
         """What waits, as lines of a Register."""
-        now = time.monotonic()
+        now = time.time()
         return [
             agent_pb2.RunningShard(
                 shard_id=waiting.spec.shard_id,
@@ -66,16 +79,30 @@ class Starts:
                 state=agent_pb2.SHARD_STATE_STARTING,
                 port=waiting.spec.port,
                 gpu_uuids=waiting.spec.gpu_uuids,
-                age_seconds=now - waiting.began,
+                age_seconds=max(0.0, now - waiting.start.began),
             )
             for waiting in self._waiting.values()
         ]
 
     def weights_in_use(self) -> list[str]:
         """Paths of weights that shards run with or will."""
-        specs = [shard.spec for shard in self._supervisor.running]
-        specs += [waiting.spec for waiting in self._waiting.values()]
+        specs = [shard.spec for shard in self._supervisor.running] + self.waiting
         return [spec.weights for spec in specs if spec.weights]
+
+    async def resume(self) -> None:
+        """Go on with what waited when the agent ended."""
+        for start in await asyncio.to_thread(self._records.read):
+            spec = start.spec
+            known = self._supervisor.find(spec.shard_id)
+            if known is not None and known.spec.generation >= spec.generation:
+                self._records.remove(spec.shard_id)  # it was started just before the agent ended
+                continue
+            log.info("Start goes on", shard=spec.shard_id, generation=spec.generation)
+            try:
+                _, source = await asyncio.to_thread(self._weights.place, start.source)
+                self._begin(replace(start, spec=self._prepare(spec)), source)
+            except SpecError as error:
+                self._fail(spec, str(error))
 
     async def start(self, order: agent_pb2.StartShard) -> None:
         """Start it, now or once its weights are there. Raises SpecError, ShardRefusedError."""
@@ -93,9 +120,12 @@ class Starts:
         if source is None:
             await self._supervisor.start(spec)
             return
-        task = asyncio.create_task(self._fetch(spec, source), name=f"fetch-{spec.shard_id}")
-        self._waiting[spec.shard_id] = Waiting(spec, task, time.monotonic())
-        task.add_done_callback(lambda done: self._done(spec, done))
+        start = WaitingStart(spec, order.weights, time.time())
+        try:
+            await asyncio.to_thread(self._records.put, start)
+        except OSError as error:
+            raise ShardRefusedError(f"its record can't be written: {error}") from error
+        self._begin(start, source)
 
     def give_up(self, shard_id: str, generation: int) -> bool:
         """Cancel a start that waits; False when none does."""
@@ -104,32 +134,53 @@ class Starts:
             return False
         del self._waiting[shard_id]
         waiting.task.cancel()
+        self._records.remove(shard_id)
         self._tell(event_of(waiting.spec, Status(Phase.STOPPED)))
         return True
 
+    def tell_again(self) -> None:
+        """A leader listens: the failures that none heard of."""
+        self._untold = {shard: event for shard, event in self._untold.items() if not self._tell(event)}
+
     async def close(self) -> None:
-        """Cancel what waits."""
+        """Cancel what waits; the records stay."""
         tasks = [waiting.task for waiting in self._waiting.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, spec: ShardSpec, source: Source) -> None:
+    def _begin(self, start: WaitingStart, source: Source | None) -> None:
+        spec = start.spec
+        task = asyncio.create_task(self._fetch(spec, source), name=f"fetch-{spec.shard_id}")
+        self._waiting[spec.shard_id] = Waiting(start, task)
+        task.add_done_callback(lambda done: self._done(spec, done))
+
+    async def _fetch(self, spec: ShardSpec, source: Source | None) -> None:
+        """Fetch and start; what is there already (source None) is only started."""
         told = 0.0
 
         def progress(done: int, total: int) -> None:
             nonlocal told
             now = time.monotonic()
-            if now - told >= PROGRESS_SECONDS or done == total:
+            if source is not None and (now - told >= PROGRESS_SECONDS or done == total):
                 told = now
                 self._tell(_progress(spec, source, done, total))
 
         try:
-            await self._weights.fetch(source, progress)
+            if source is not None:
+                await self._weights.fetch(source, progress)
             await self._supervisor.start(spec)
         except (FetchError, SpecError, ShardRefusedError) as error:
-            log.warning("Start failed", shard=spec.shard_id, reason=str(error))
-            self._tell(event_of(spec, Status(Phase.FAILED, str(error))))
+            self._fail(spec, str(error))
+        else:
+            self._records.remove(spec.shard_id)
+
+    def _fail(self, spec: ShardSpec, reason: str) -> None:
+        log.warning("Start failed", shard=spec.shard_id, reason=reason)
+        self._records.remove(spec.shard_id)
+        event = event_of(spec, Status(Phase.FAILED, reason))
+        if not self._tell(event):
+            self._untold[spec.shard_id] = event
 
     def _done(self, spec: ShardSpec, task: asyncio.Task[None]) -> None:
         waiting = self._waiting.get(spec.shard_id)

@@ -51,7 +51,8 @@ RetryDelay = Callable[[int], float]
 class ShardStatus:
     """One shard. `since` is the begin of its phase; `told` when the node was last told to end it.
 
-    `last_output` and `exit_code` are of the last start that ended.
+    `last_output` and `exit_code` are of the last start that ended. `unheard`: it ended while its node had no
+    stream, and the node may still tell how.
     """
 
     phase: Phase
@@ -65,6 +66,7 @@ class ShardStatus:
     progress: pb.ShardProgress | None = None
     last_output: tuple[str, ...] = ()
     exit_code: int | None = None
+    unheard: bool = False
 
 
 def retry_delay(failures: int) -> float:
@@ -133,16 +135,14 @@ def on_event(
 ) -> ShardStatus:
     """The status after an event of the node."""
     phase = _PHASES.get(event.state)
-    if phase is None or event.generation != status.generation or _is_over(status):
+    if phase is None or event.generation != status.generation:
         return status
-    said = tuple(line[:MAX_LINE] for line in event.last_output[-MAX_OUTPUT_LINES:])
-    seen = replace(status, last_output=said or status.last_output)
-    if event.HasField("exit_code"):
-        seen = replace(seen, exit_code=event.exit_code)
-    if phase in {Phase.STOPPED, Phase.FAILED} and status.phase is Phase.ENDING:
-        return failed(seen, status.reason, now, delay)
-    if phase is Phase.FAILED:
-        return failed(seen, event.error or "the node gave no reason", now, delay)
+    if _is_over(status):
+        return _told_late(status, phase, event)
+    seen = _with_end(status, event)
+    if phase is Phase.FAILED or (phase is Phase.STOPPED and status.phase is Phase.ENDING):
+        of_leader = status.reason if status.phase is Phase.ENDING else ""
+        return failed(seen, of_leader or event.error or "the node gave no reason", now, delay)
     if phase is Phase.STOPPED:
         return stopped(seen, now, delay)
     if phase is status.phase or not _goes_on(status.phase, phase):
@@ -150,8 +150,25 @@ def on_event(
     return replace(seen, phase=phase, since=now, reason="", port=event.port or seen.port, progress=None)
 
 
+def _with_end(status: ShardStatus, event: pb.ShardEvent) -> ShardStatus:
+    """What an event says of how a start ended."""
+    said = tuple(line[:MAX_LINE] for line in event.last_output[-MAX_OUTPUT_LINES:])
+    seen = replace(status, last_output=said or status.last_output)
+    return replace(seen, exit_code=event.exit_code) if event.HasField("exit_code") else seen
+
+
+def _told_late(status: ShardStatus, phase: Phase, event: pb.ShardEvent) -> ShardStatus:
+    """How a shard ended that was missed already: the failure is counted, and now it has its reason.
+
+    Of any other shard that has ended, nothing can come any more: a late or repeated event changes nothing.
+    """
+    if not status.unheard or phase not in {Phase.STOPPED, Phase.FAILED}:
+        return status
+    reason = event.error if phase is Phase.FAILED and event.error else status.reason
+    return replace(_with_end(status, event), reason=reason, unheard=False)
+
+
 def _is_over(status: ShardStatus) -> bool:
-    """Nothing of that start can come any more: a late or repeated event changes nothing."""
     return status.phase in {Phase.STOPPED, Phase.FAILED}
 
 
@@ -184,7 +201,7 @@ def missing(status: ShardStatus, now: float, delay: RetryDelay = retry_delay) ->
     """The node has registered, and does not have the shard."""
     if status.phase in AT_REST or status.phase in {Phase.DRAINING, Phase.ENDING}:
         return gone(status, now, delay)
-    return failed(status, "its node registered without it", now, delay)
+    return replace(failed(status, "its node registered without it", now, delay), unheard=True)
 
 
 def draining(status: ShardStatus, now: float) -> ShardStatus:

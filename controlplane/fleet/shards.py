@@ -169,7 +169,7 @@ class Shards:
         if status == before:
             return
         self.statuses[shard_id] = status
-        if status.phase is not before.phase:
+        if status.phase is not before.phase or before.unheard > status.unheard:
             _tell(self._places[shard_id], before, status)
         self._changed()
 

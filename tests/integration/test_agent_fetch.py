@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,73 +10,18 @@ import pytest
 from controlplane.agent.weights import fetch as fetch_module
 from controlplane.agent.weights.cache import WeightCache
 from controlplane.agent.weights.fetch import FetchError, fetch, parse_source
-
-DATA = bytes(range(256)) * 12_000
-
-
-class Store(ThreadingHTTPServer):
-    """Serves DATA, breaking off after `break_after` bytes of an answer as often as `breaks` says."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.breaks = 0
-        self.ranges: list[str | None] = []
-        self.status = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/models/tiny.gguf"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Store
-
-    def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.server.ranges.append(wanted)
-        if self.server.status:
-            self.send_error(self.server.status)
-            return
-        begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-        if begin >= len(DATA):
-            self.send_error(416)
-            return
-        data = DATA[begin:]
-        self.send_response(206 if wanted else 200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        if self.server.breaks:
-            self.server.breaks -= 1
-            self.wfile.write(data[: 1 << 20])
-            self.wfile.flush()
-            self.connection.shutdown(2)
-            return
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+from tests.support.weights_store import DATA, Store, digest, weights_store
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    server = Store()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with weights_store() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "FIRST_RETRY", 0.01)
-
-
-def digest(data: bytes = DATA) -> str:
-    return f"#sha256={hashlib.sha256(data).hexdigest()}"
 
 
 async def test_a_file_comes_whole_with_progress(store: Store, tmp_path: Path) -> None:

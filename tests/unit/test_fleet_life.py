@@ -116,6 +116,18 @@ def test_an_adopted_drain_gets_its_whole_time_once_more() -> None:
     assert (after.phase, after.since, after.told) == (Phase.DRAINING, 110.0, 110.0)
 
 
+def test_how_a_missed_shard_ended_is_told_late_and_counts_no_second_failure() -> None:
+    missed = life.missing(status(Phase.RUNNING), 110.0)
+    assert missed.reason == "its node registered without it"
+    crash = event(pb.SHARD_STATE_FAILED, error="exit code 7", exit_code=7, last_output=["last words"])
+    told = life.on_event(missed, crash, 111.0)
+    assert (told.reason, told.exit_code, told.last_output) == ("exit code 7", 7, ("last words",))
+    assert (told.failures, told.retry_at, told.since) == (1, missed.retry_at, 110.0)
+    assert life.on_event(told, event(pb.SHARD_STATE_FAILED, error="again"), 112.0) == told
+    assert life.on_event(missed, event(pb.SHARD_STATE_RUNNING), 111.0) == missed
+    assert not life.starting(missed, 6, 120.0).unheard
+
+
 def test_output_is_bounded() -> None:
     crash = event(pb.SHARD_STATE_FAILED, last_output=["x" * 5000] * 100)
     kept = life.on_event(status(), crash, 130.0).last_output
