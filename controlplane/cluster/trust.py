@@ -23,6 +23,7 @@ from controlplane.base.credentials import (
 from controlplane.base.logging import get_logger
 from controlplane.base.request_errors import RequestError
 from controlplane.base.tls import TLS_OPTIONS, NewestCredentials, channel_credentials
+from controlplane.cluster.cycles import OnChange
 from controlplane.cluster.settings import MTLS, ClusterSettings
 from controlplane.store.endpoints import CredentialsSource
 
@@ -53,6 +54,7 @@ class Trust:
         self._ca_key = settings.pki_dir / CA_KEY_FILE
         self._now = now
         self._newest = NewestCredentials(self.files)
+        self._said = OnChange()
 
     @property
     def ready(self) -> bool:
@@ -123,8 +125,9 @@ class Trust:
         self._announce()
 
     def renew_when_due(self) -> None:
-        """Sign this host's certificate anew, for the same key: in the last third of its time or after it, or
-        when the host has another address now, which etcd's members would not accept.
+        """Sign this host's certificate anew, for the same key: in the last third of its time or after it;
+        when it is not valid yet, since the host's clock was ahead when it was signed; or when the host has
+        another address now, which etcd's members would not accept.
 
         Only `cert.pem` is replaced, so no reader ever meets a certificate with another one's key.
         """
@@ -132,17 +135,23 @@ class Trust:
             return
         try:
             present = self.files.load(self._now, expired_too=True)
-            moved = self._address not in pki.addresses_of(present.certificate)
-            if not moved and not present.renewal_due(self._now()):
+            if not self._is_due(present):
+                self._said = OnChange()
                 return
             authority, key = self.load_authority(), pki.load_key(present.key_pem)
             fresh = self.sign_host(authority, key.public_key(), self._host, self._address)
             write_file(self.files.certificate, pki.to_pem(fresh), private=False)
         except (CredentialsError, RequestError, pki.PkiError, OSError) as error:
-            log.warning("certificate not renewed", reason=str(error))
+            if self._said.changed(str(error)):
+                log.warning("certificate not renewed", reason=str(error))
             return
         self._announce()
         log.info("certificate renewed", expires=f"{fresh.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}")
+
+    def _is_due(self, present: Credentials) -> bool:
+        now, certificate = self._now(), present.certificate
+        moved = self._address not in pki.addresses_of(certificate)
+        return moved or now < certificate.not_valid_before_utc or present.renewal_due(now)
 
     def _announce(self) -> None:
         self.generation += 1

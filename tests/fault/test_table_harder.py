@@ -145,6 +145,43 @@ def test_the_leader_is_cut_one_way(scene: Scene, outgoing: bool) -> None:
         scene.wait_well()
 
 
+@pytest.mark.parametrize("days", [400, -400])
+def test_clocks_jump(scene: Scene, days: int) -> None:
+    """The leader's and a gateway's wall clock, by more than a certificate lasts: no new connection of theirs
+    is taken, and the others go on. Back again, everything is as before.
+    """
+    leader, gateway = scene.leader(), scene.gateways[0]
+    with scene.traffic() as traffic, nothing_changes(scene, traffic):
+        for victim in (leader, gateway):
+            victim.clock.set(days * 86400.0)
+        cycles = sum(len(host.logged("cycle")) for host in scene.members)
+        scene.wait(
+            lambda: sum(len(host.logged("cycle")) for host in scene.members) > cycles + 12,
+            "the cluster goes on",
+        )
+        traffic.one_pass()
+        assert gateway.control is not None
+        gateway.control.kill()  # a new one has to connect anew
+        gateway.start()
+        traffic.one_pass()
+        for victim in (leader, gateway):
+            victim.clock.set(0)
+        scene.wait_well()
+
+
+def test_a_card_gets_sick_while_the_leaders_clock_is_wrong(scene: Scene) -> None:
+    """Verdicts and polls count cycles and monotonic time: an hour more or less changes none of them."""
+    leader, host = scene.leader(), scene.hosts["storage-2"]
+    with scene.traffic() as traffic:
+        leader.clock.set(-3600.0)
+        host.tell_sick("L1P0")
+        scene.wait_in_use({"L0P0", "L2P0"})
+        leader.clock.set(3600.0)
+        host.tell_the_truth()
+        scene.wait_in_use(scene.serials)
+        traffic.one_pass()
+
+
 def test_everything_is_killed_in_the_middle_of_writes(scene: Scene) -> None:
     """Hosts, cards and gateways; what was stored is there again, and nothing is wrong."""
     plan = scene.wait_same_plan()

@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,11 @@ class ClusterHost:
     def place(self, command: list[str]) -> list[str]:
         """The command line that runs `command` on this host."""
         return command
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What is added to the environment of the service."""
+        return {}
 
     @property
     def api(self) -> str:
@@ -143,7 +148,7 @@ class ClusterHost:
         """Start the service."""
         arguments = ("--config-dir", str(self.directory / "config"))
         command = self.place(python_module("controlplane.apps.awide_cluster", *arguments))
-        self.service = Program(command, name=self.name)
+        self.service = Program(command, env=python_environment(self.environment), name=self.name)
         return self.service
 
     def start_exporter(self) -> None:

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT_LINES = 20_000
 # How long what must happen may take. A busy machine is slow, and only a test that fails waits so long.
 PATIENCE = 30.0
+# When a log line came, Unix seconds by the test's clock: the clock of the program may be wrong.
+ARRIVED = "arrived"
 
 T = TypeVar("T")
 
@@ -177,6 +179,8 @@ class Program:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             event = _json_event(line)
+            if event is not None:
+                event[ARRIVED] = time.time()
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
                 if event is not None:

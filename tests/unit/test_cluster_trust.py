@@ -110,6 +110,34 @@ async def test_a_host_that_was_off_for_long_signs_itself_anew(trust: Trust, cloc
     assert trust.load().identity == Identity(Role.HOST, "storage-1")
 
 
+async def test_a_certificate_that_was_signed_while_the_clock_was_ahead_is_signed_anew(
+    trust: Trust, clock: Clock
+) -> None:
+    trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
+    clock.now = START + timedelta(days=400)
+    trust.renew_when_due()
+    clock.now = START + timedelta(days=1)
+    with pytest.raises(RequestError, match="is the clock of this machine right"):
+        trust.load()
+    trust.renew_when_due()
+    assert trust.load().certificate.not_valid_before_utc < clock.now
+    generation = trust.generation
+    trust.renew_when_due()
+    assert trust.generation == generation
+
+
+async def test_a_clock_before_the_authoritys_time_is_told_once(
+    trust: Trust, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trust.create_authority("kv-cache", "4f8d0e1c-0000-4000-8000-000000000001")
+    capsys.readouterr()
+    clock.now = START - timedelta(days=3)
+    for _ in range(3):
+        trust.renew_when_due()
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("certificate not renewed") == 1
+
+
 async def test_etcds_peers_are_hosts_only(trust: Trust) -> None:
     flags = trust.etcd_flags()
     assert flags["client-cert-auth"] == flags["peer-client-cert-auth"] == "true"

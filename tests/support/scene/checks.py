@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from typing import Any
 
+from tests.support.procs import ARRIVED
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.storage import StorageHost
@@ -72,8 +72,8 @@ def active_in_status(gateway: Gateway) -> set[str]:
 
 
 def logged_at(event: dict[str, Any]) -> float:
-    """When a log line was written, Unix seconds."""
-    return datetime.fromisoformat(event["time"]).timestamp()
+    """When a log line came, Unix seconds by the test's clock."""
+    return float(event[ARRIVED])
 
 
 def assert_one_writer(scene: Scene, since: float = 0.0) -> None:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.storage import StorageHost
 
@@ -21,7 +22,8 @@ class Fault:
 
     `may_lose`: by gateway, the cards that it may stop to use; no other card may leave any gateway.
     `members_down`: hosts whose part in the quorum is harmed. `blind`: gateways that may not be able to read
-    the cluster. `reset`: gateways whose dataplane begins anew, so that everything leaves and comes back.
+    the cluster; `cut`: those that may not when something else happens too. `reset`: gateways whose dataplane
+    begins anew, so that everything leaves and comes back.
     """
 
     name: str
@@ -29,6 +31,18 @@ class Fault:
     members_down: frozenset[str] = frozenset()
     blind: frozenset[str] = frozenset()
     reset: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
+
+    def and_(self, other: Fault) -> Fault:
+        """Both at once."""
+        names = {*self.may_lose, *other.may_lose}
+        return Fault(
+            f"{self.name}; {other.name}",
+            {n: self.may_lose.get(n, frozenset()) | other.may_lose.get(n, frozenset()) for n in names},
+            self.members_down | other.members_down,
+            self.blind | other.blind | self.cut | other.cut,
+            self.reset | other.reset,
+        )
 
 
 def _host(scene: Scene, chance: random.Random) -> StorageHost:
@@ -156,7 +170,9 @@ def gateway_cut_from_control(scene: Scene, chance: random.Random) -> Fault:
         scene.network.cut(host.net, gateway.net, control_only=True)
     names = ", ".join(sorted(host.name for host in hosts))
     blind = frozenset({gateway.name} if len(hosts) == len(scene.members) else ())
-    return Fault(f"{gateway.name} cut from the control path of {names}", blind=blind)
+    return Fault(
+        f"{gateway.name} cut from the control path of {names}", blind=blind, cut=frozenset({gateway.name})
+    )
 
 
 def gateway_control_killed(scene: Scene, chance: random.Random) -> Fault:
@@ -233,10 +249,26 @@ def card_cut_from_gateway(scene: Scene, chance: random.Random) -> Fault:
     """One gateway alone can't reach one host, cards included."""
     host, gateway = _host(scene, chance), chance.choice(scene.gateways)
     scene.network.cut(host.net, gateway.net)
-    return Fault(f"{gateway.name} cut from {host.name}", {gateway.name: frozenset(host.specs)})
+    lost = {gateway.name: frozenset(host.specs)}
+    return Fault(f"{gateway.name} cut from {host.name}", lost, cut=frozenset({gateway.name}))
+
+
+def clock_jumped(scene: Scene, chance: random.Random) -> Fault:
+    """The wall clock of one host's service or of one gateway pod, by an hour or by more than a certificate's
+    time: then new connections of that one fail.
+    """
+    hours = chance.choice([-1, 1, -400 * 24, 400 * 24])
+    victims: list[StorageHost | Gateway] = [*scene.members, *scene.gateways]
+    victim = chance.choice(victims)
+    victim.clock.set(hours * 3600.0)
+    name = f"clock of {victim.name} jumped by {hours} h"
+    if isinstance(victim, StorageHost):
+        return Fault(name, members_down=frozenset({victim.name}))
+    return Fault(name, blind=frozenset({victim.name}))
 
 
 HARMS: tuple[Harm, ...] = (
+    clock_jumped,
     etcd_killed,
     etcd_suspended,
     etcd_data_lost,
@@ -259,5 +291,17 @@ HARMS: tuple[Harm, ...] = (
     card_unlisted,
     host_lost,
     host_isolated,
+    card_cut_from_gateway,
+)
+
+# Those that can come on top of another one, whatever that has left running.
+ALSO: tuple[Harm, ...] = (
+    clock_jumped,
+    exporter_killed,
+    card_cli_broken,
+    hosts_cut,
+    gateway_cut_from_control,
+    gateway_control_killed,
+    card_killed,
     card_cut_from_gateway,
 )

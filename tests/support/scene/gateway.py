@@ -13,7 +13,8 @@ from controlplane.apps.demo.observers import DataplaneView, read_status_file, ro
 from controlplane.apps.demo.replay import Replay
 from controlplane.apps.demo.requests import Placement
 from tests.hosts import NetHost
-from tests.support.procs import Program, python_module
+from tests.support.clock import SkewedClock
+from tests.support.procs import Program, python_environment, python_module
 from tests.support.scene.storage import running, wait_for
 
 SICK_POLLS = ABSENT_POLLS = 3
@@ -43,6 +44,11 @@ class Gateway:
     @property
     def name(self) -> str:
         return self.net.name
+
+    @property
+    def clock(self) -> SkewedClock:
+        """The wall clock of both processes."""
+        return SkewedClock(self.directory / "clock")
 
     @property
     def status_file(self) -> Path:
@@ -126,4 +132,5 @@ class Gateway:
 
     def _program(self, module: str, kind: str) -> Program:
         command = python_module(module, "--config", str(self._config))
-        return Program(self.net.command(command), name=f"{self.name}-{kind}")
+        environment = python_environment(self.clock.environment)
+        return Program(self.net.command(command), env=environment, name=f"{self.name}-{kind}")

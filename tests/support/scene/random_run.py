@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from controlplane.apps.demo.errors import DemoError
 from tests.support.scene.checks import GRACE_SECONDS, MOVED, OUT, LogMark, assert_one_writer
-from tests.support.scene.faults import HARMS, Fault, Harm, prometheus_harmed
+from tests.support.scene.faults import ALSO, HARMS, Fault, Harm, prometheus_harmed
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.traffic import Traffic
 
 # How long a fault stands: mostly a moment, sometimes longer than the leader's lease and a card's deadline.
 SHORT_SECONDS, LONG_SECONDS, LONG_SHARE = (0.3, 2.0), (5.5, 7.0), 0.2
+# So many faults come with a second one at the same time.
+PAIR_SHARE = 0.25
 # How long a quorum with its majority may need to answer: the old leader's lease, on a loaded machine.
 ANSWER_SECONDS = 30.0
 
@@ -70,6 +72,8 @@ class RandomRun:
         hold = chance.uniform(*(LONG_SECONDS if chance.random() < LONG_SHARE else SHORT_SECONDS))
         self.done.append(f"{kind.__name__} …")
         fault = kind(self.scene, chance)
+        if chance.random() < PAIR_SHARE:
+            fault = fault.and_(chance.choice([harm for harm in ALSO if harm is not kind])(self.scene, chance))
         self.done[-1] = f"{fault.name}, {hold:.1f} s"
         times.lap("done")
         self._watch(fault, hold)

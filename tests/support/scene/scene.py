@@ -237,6 +237,9 @@ class Scene:
         for host in self.hosts.values():
             host.resume()
             host.tell_the_truth()
+            host.clock.set(0)
+        for gateway in self.gateways:
+            gateway.clock.set(0)
         self.start_hosts(self.members)
         for watched in self.watched():
             watched.answer_pings()

@@ -9,12 +9,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tests.hosts import NetHost
+from tests.support.clock import SkewedClock
 from tests.support.cluster_hosts import START_SECONDS, ClusterHost
 from tests.support.procs import Program, wait_until
 from tests.support.softcard import softcard_program
@@ -64,6 +65,15 @@ class StorageHost(ClusterHost):
 
     def place(self, command: list[str]) -> list[str]:
         return self.net.command(command)
+
+    @property
+    def clock(self) -> SkewedClock:
+        """The wall clock of the host's cluster service."""
+        return SkewedClock(self.directory / "clock")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.clock.environment
 
     @property
     def card_state(self) -> Path:
