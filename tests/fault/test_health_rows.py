@@ -220,6 +220,19 @@ def test_a_witness_that_is_silent_is_told_once_and_changes_no_card(watched: Watc
     watched.wait_said("witness not seen: over", lambda e: e["subject"] == "witness-1")
 
 
+def test_every_part_of_the_monitoring_is_restarted_in_turn(watched: Watched) -> None:
+    for host in watched.hosts:
+        for program in (host.ping, host.exporter, host.prometheus):
+            assert program is not None
+            program.stop()
+        watched.wait_cycles(1)
+        host.start_all()
+        host.start_prometheus()
+    watched.scene.wait_health(WELL)
+    assert watched.sickened() == set()
+    assert watched.scene.use({VICTIM, OTHER})
+
+
 def test_a_new_leader_without_metrics_makes_no_card_sick(watched: Watched) -> None:
     leader, victim = watched.leader(), watched.follower()
     (serial,) = victim.specs

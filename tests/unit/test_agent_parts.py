@@ -415,3 +415,10 @@ async def test_a_part_that_hangs_holds_up_nothing_else(monkeypatch: pytest.Monke
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_drain_that_is_taken_up_again_lasts_no_longer_than_was_given() -> None:
+    drain = Intent("drain", drain_until=1060.0, drain_seconds=60.0)
+    assert [drain.drain_left(now) for now in (1000.0, 1050.0, 1061.0)] == [60.0, 10.0, 0.0]
+    assert drain.drain_left(1000.0 - 86400) == 60.0, "the clock went back by a day"
+    assert Intent("drain", drain_until=1060.0).drain_left(1000.0) == 60.0, "a record of an older version"

@@ -81,6 +81,20 @@ def test_a_heartbeat_keeps_a_node_ready() -> None:
         assert nodes.nodes["gpu-1"].state is NodeState.READY
 
 
+def test_a_wall_clock_that_jumps_makes_no_node_lost_and_none_ready() -> None:
+    clock, wall = Time(), Time()
+    nodes = Inventory(LIMITS, clock=clock, wall=wall)
+    nodes.register(register(), 1)
+    for jump in (1e9, -2e9):
+        wall.now += jump
+        nodes.expire()
+        assert nodes.nodes["gpu-1"].state is NodeState.READY
+    clock.now += 120
+    wall.now -= 120
+    nodes.expire()
+    assert nodes.nodes["gpu-1"].state is NodeState.LOST
+
+
 def test_a_new_leader_awaits_whom_it_must_know_until_they_come_or_grace_ends() -> None:
     clock = Time()
     nodes = inventory(clock)

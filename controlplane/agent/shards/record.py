@@ -99,13 +99,22 @@ def _exit_from_json(value: Any) -> Exit:
 class Intent:
     """What the agent wants of a shard and what it saw and told; it survives a restart of the agent.
 
-    `drain_until` is Unix seconds, 0 when no drain was asked for. `told`: the end was sent to a leader.
+    `drain_until` is Unix seconds, 0 when no drain was asked for, and `drain_seconds` the time that was given.
+    `told`: the end was sent to a leader.
     """
 
     wish: Wish = "run"
     ready: bool = False
     told: bool = False
     drain_until: float = 0.0
+    drain_seconds: float = 0.0
+
+    def drain_left(self, now: float) -> float:
+        """Seconds that are left of a drain, at `now`, Unix seconds: never more than were given, whatever the
+        clock did meanwhile.
+        """
+        left = max(0.0, self.drain_until - now)
+        return min(left, self.drain_seconds) if self.drain_seconds else left
 
 
 class ShardDir:
@@ -158,12 +167,13 @@ class ShardDir:
             value = read_document(self.path / INTENT) or {}
         except DocumentError:
             return Intent()
-        wish, until = value.get("wish"), value.get("drain_until")
+        wish, until, given = value.get("wish"), value.get("drain_until"), value.get("drain_seconds")
         return Intent(
             wish=wish if wish in {"drain", "stop"} else "run",
             ready=value.get("ready") is True,
             told=value.get("told") is True,
             drain_until=float(until) if isinstance(until, int | float) else 0.0,
+            drain_seconds=float(given) if isinstance(given, int | float) else 0.0,
         )
 
     def write_intent(self, intent: Intent) -> None:

@@ -81,7 +81,7 @@ class Shard:
     async def drain(self, seconds: float) -> None:
         """Take no new work, let what runs end for `seconds`, then stop; a second call changes nothing."""
         if self.intent.wish == "run":
-            self.intent = replace(self.intent, drain_until=time.time() + seconds)
+            self.intent = replace(self.intent, drain_until=time.time() + seconds, drain_seconds=seconds)
             await self._wish("drain")
             self._begin("drain", self._drain(seconds))
 
@@ -122,7 +122,7 @@ class Shard:
         if self.intent.wish == "stop":
             self._begin("stop", self._stop())
         elif self.intent.wish == "drain":
-            self._begin("drain", self._drain(max(0.0, self.intent.drain_until - time.time())))
+            self._begin("drain", self._drain(self.intent.drain_left(time.time())))
         elif not self.intent.ready:
             self._begin("ready", self._until_ready())
 
