@@ -51,6 +51,7 @@ class Agent:
         )
         self._inventory = Inventory(config, state.next_incarnation(), self._weights, beat)
         self._told = agent_pb2.Register()
+        self._ports_moved = False
         self._supervisor = Supervisor(state.shards, self._shard_changed)
         self._cgroups = Cgroups(Path(config.cgroup_root) if config.cgroup_root else None)
         self._provisioner = Provisioner(
@@ -123,7 +124,8 @@ class Agent:
             return agent_pb2.AgentMessage(register=self.register())
         load = read_load()
         load.shards.extend(self._meter.read(self._supervisor.running))
-        heartbeat = heartbeat_of(self._told, now, load)
+        heartbeat = heartbeat_of(self._told, now, load, ports_moved=self._ports_moved)
+        self._ports_moved = self._told.ib_ports != now.ib_ports
         self._told = after(self._told, now, heartbeat)
         return agent_pb2.AgentMessage(heartbeat=heartbeat)
 

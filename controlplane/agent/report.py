@@ -12,9 +12,13 @@ STORAGE_STEP_PART = 1000
 
 
 def heartbeat_of(
-    told: agent_pb2.Register, now: agent_pb2.Register, load: agent_pb2.NodeLoad
+    told: agent_pb2.Register, now: agent_pb2.Register, load: agent_pb2.NodeLoad, *, ports_moved: bool = False
 ) -> agent_pb2.Heartbeat:
-    """A heartbeat with what changed since `told`, and with the load."""
+    """A heartbeat with what changed since `told`, and with the load.
+
+    `ports_moved`: the ports' counters changed by the last heartbeat. They are told once more then, since only
+    two equal readings say that the traffic is over.
+    """
     beat = agent_pb2.Heartbeat(load=load)
     if [gpu.memory_used_bytes for gpu in told.gpus] != [gpu.memory_used_bytes for gpu in now.gpus]:
         beat.gpu_memory.gpus.extend(
@@ -31,6 +35,8 @@ def heartbeat_of(
     for name in ("weights", "engines", "provision", "ib_ports", "fabrics", "imex"):
         if getattr(told, name) != getattr(now, name):
             getattr(beat, name).CopyFrom(getattr(now, name))
+    if ports_moved:
+        beat.ib_ports.CopyFrom(now.ib_ports)
     return beat
 
 

@@ -194,6 +194,21 @@ async def test_fabrics_are_mapped_on_demand_and_by_the_leader_itself(scene: Scen
     assert "ended with code 3: no permission" in failed.stdout
 
 
+async def test_a_rate_is_shown_while_there_is_traffic_and_falls_to_nothing_after_it(scene: Scene) -> None:
+    await scene.node("gpu-1", 1, two_rails)
+    counter = scene.folder / "gpu-1/sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
+    node = scene.host.term.inventory.nodes["gpu-1"]
+
+    def rate() -> float:
+        assert node.facts is not None
+        found = node.facts.rates.get(("mlx5_0", 1))
+        return found.transmit if found is not None else 0.0
+
+    counter.write_text("50000000")
+    await eventually(lambda: rate() > 0, "there is a rate", 30)
+    await eventually(lambda: rate() == 0, "it is over", 30)
+
+
 async def test_a_fabric_that_is_no_more_is_forgotten(scene: Scene) -> None:
     agent = SimAgent("gpu-1", insecure_channel(scene.host.api))
     port = pb.IbPort(hca="m", port=1, state="ACTIVE", link_layer="InfiniBand", sm_guid="aa")

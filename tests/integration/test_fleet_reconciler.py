@@ -167,6 +167,23 @@ async def test_a_start_that_is_refused_is_tried_again_and_says_why(host: FleetHo
         await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
 
 
+async def test_how_a_shard_ended_while_its_node_had_no_stream_is_still_told(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "FIRST_RETRY_SECONDS", 600.0)
+    async with agent_of(host) as agent:
+        await agent.connect()
+        await apply(host, model())
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
+        await agent.drop()
+        ended = agent.shards.pop("m-0-0")
+        await agent.connect()
+        await until(host, "m-0-0", pb.SHARD_STATE_FAILED, reason="its node registered without it")
+        await agent.tell(ended, pb.SHARD_STATE_FAILED, error="exit code 7", exit_code=7, last_output=["bye"])
+        told = await until(host, "m-0-0", pb.SHARD_STATE_FAILED, reason="exit code 7", exit_code=7)
+        assert (told.failures, list(told.last_output)) == (1, ["bye"])
+
+
 async def test_what_keeps_failing_on_one_node_runs_on_another(host: FleetHost) -> None:
     async with agent_of(host, gpus=1) as bad, agent_of(host, "gpu-2") as good:
         await bad.connect()

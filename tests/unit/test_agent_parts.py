@@ -73,6 +73,14 @@ def test_a_heartbeat_carries_the_one_thing_that_changed(change: object, part: st
     assert parts_of(heartbeat_of(after(told, now, beat), now, LOAD)) == {"load"}
 
 
+def test_ports_that_stand_still_again_are_told_once_more() -> None:
+    """Else the leader would show the last rate for ever."""
+    told = node()
+    told.ib_ports.ports.add(hca="m", port=1, counters={"port_xmit_data": 5})
+    assert not heartbeat_of(told, told, LOAD).HasField("ib_ports")
+    assert heartbeat_of(told, told, LOAD, ports_moved=True).ib_ports == told.ib_ports
+
+
 def test_weights_that_are_all_gone_are_told_as_none() -> None:
     told = node()
     told.weights.weights.add(path="/w/a")
