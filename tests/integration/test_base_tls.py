@@ -219,3 +219,21 @@ async def test_many_handshakes_at_once(served: Served) -> None:
     credentials = tls.channel_credentials(served.authority.issue(Role.ADMIN, "a").load())
     answers = await asyncio.gather(*(ask(served.target, credentials) for _ in range(100)))
     assert set(answers) == {"admin a"}
+
+
+async def test_grpc_sees_no_certificate_that_it_does_not_require(tmp_path: Path) -> None:
+    """The ground of decision 0011: else a caller without one could be told so by a status of its call."""
+    authority = TestAuthority(tmp_path)
+    host = authority.issue(Role.HOST, "storage-1").load()
+    admin = authority.issue(Role.ADMIN, "op").load()
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((WhoAreYou(),))
+    optional = grpc.ssl_server_credentials([(host.key_pem, host.certificate_pem)], host.ca_pem, False)
+    port = server.add_secure_port("127.0.0.1:0", optional)
+    await server.start()
+    try:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ask(f"127.0.0.1:{port}", tls.channel_credentials(admin))
+    finally:
+        await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -204,8 +205,13 @@ async def test_a_rate_is_shown_while_there_is_traffic_and_falls_to_nothing_after
         found = node.facts.rates.get(("mlx5_0", 1))
         return found.transmit if found is not None else 0.0
 
-    counter.write_text("50000000")
-    await eventually(lambda: rate() > 0, "there is a rate", 30)
+    sent = itertools.count(50_000_000, 1000)
+
+    def flows() -> bool:
+        counter.write_text(str(next(sent)))
+        return rate() > 0
+
+    await eventually(flows, "there is a rate", 30)
     await eventually(lambda: rate() == 0, "it is over", 30)
 
 
