@@ -29,6 +29,15 @@ def loopback_net() -> LoopbackNet:
     return LoopbackNet.pick()
 
 
+@pytest.fixture
+def agent_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for an agent whose state is in `state` there; what it left running is ended after the test."""
+    from tests.support.shards import end_all  # noqa: PLC0415 - of the agent's tests alone
+
+    yield tmp_path
+    end_all(tmp_path / "state" / "shards")
+
+
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """One etcd member for the whole run; use `etcd` instead, which is empty at the start of each test."""

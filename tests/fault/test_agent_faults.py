@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,47 +17,35 @@ from tests.support.addresses import LoopbackNet
 from tests.support.agent_leader import leader
 from tests.support.agents import agent, write_config
 from tests.support.procs import Program, python_module
-from tests.support.shards import end_all
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def net() -> LoopbackNet:
-    return LoopbackNet.pick()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path / "state" / "shards")
-
-
 async def test_a_suspended_leader_is_left(
-    folder: Path, net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
+    agent_folder: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sockets stay open and take what is sent; only its missing answers to pings tell."""
     timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     options = tuple({**dict(session_module.CHANNEL_OPTIONS), **dict.fromkeys(timers, 500)}.items())
     monkeypatch.setattr(link_module, "CHANNEL_OPTIONS", options)
-    with Program(python_module("tests.support.agent_leader", net.host(1))) as first:
+    with Program(python_module("tests.support.agent_leader", loopback_net.host(1))) as first:
         line = await asyncio.to_thread(first.wait_line, "serving at")
-        async with leader(net.host(2)) as second:
+        async with leader(loopback_net.host(2)) as second:
             hosts = f"{line.split()[-1]},{second.address}"
-            async with agent(write_config(folder, "gpu-1", hosts)) as running:
+            async with agent(write_config(agent_folder, "gpu-1", hosts)) as running:
                 await eventually(lambda: running._link._session is not None, "it is connected", 30)
                 first.suspend()
                 await second.stream()
 
 
 async def test_a_hundred_lost_streams_leave_nothing_behind(
-    folder: Path, net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
+    agent_folder: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "FIRST_RETRY", 0.001)
     monkeypatch.setattr(link_module, "LONGEST_RETRY", 0.002)
     process = psutil.Process()
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+    async with leader(loopback_net.host(1)) as lead, agent(write_config(agent_folder, "gpu-1", lead.address)):
         before: tuple[int, int] | None = None
         for number in range(100):
             stream = await lead.stream(number)
@@ -75,8 +62,10 @@ async def test_a_hundred_lost_streams_leave_nothing_behind(
     assert numbers == sorted(set(numbers))
 
 
-async def test_a_leader_that_says_nonsense_harms_nothing(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+async def test_a_leader_that_says_nonsense_harms_nothing(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    async with leader(loopback_net.host(1)) as lead, agent(write_config(agent_folder, "gpu-1", lead.address)):
         stream = await lead.stream()
         stream.send()
         stream.send(start_shard=pb.StartShard())
@@ -100,8 +89,11 @@ async def test_a_leader_that_says_nonsense_harms_nothing(folder: Path, net: Loop
         assert len(lead.streams) == 1
 
 
-async def test_a_burst_of_commands_is_bounded(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)) as running:
+async def test_a_burst_of_commands_is_bounded(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    async with (
+        leader(loopback_net.host(1)) as lead,
+        agent(write_config(agent_folder, "gpu-1", lead.address)) as running,
+    ):
         stream = await lead.stream()
         for number in range(400):
             stream.send(logs_request=pb.LogsRequest(request_id=str(number), lines=1))
@@ -117,17 +109,17 @@ async def test_a_burst_of_commands_is_bounded(folder: Path, net: LoopbackNet) ->
         await stream.wait("logs_answer", lambda said: said.request_id == "late")
 
 
-async def test_a_start_on_a_full_disk_is_refused(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+async def test_a_start_on_a_full_disk_is_refused(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    async with leader(loopback_net.host(1)) as lead, agent(write_config(agent_folder, "gpu-1", lead.address)):
         stream = await lead.stream()
-        (folder / "state" / "shards" / "m-0-0").write_text("a file where its directory should be")
+        (agent_folder / "state" / "shards" / "m-0-0").write_text("a file where its directory should be")
         order = pb.StartShard(
             request_id="s", shard_id="m-0-0", generation=1, engine="process", arguments=["/bin/true"]
         )
         stream.send(start_shard=order)
         answer = await stream.wait("command_answer")
         assert "its record can't be written" in answer.error
-    os.unlink(folder / "state" / "shards" / "m-0-0")
+    os.unlink(agent_folder / "state" / "shards" / "m-0-0")
 
 
 def test_backoff_of_the_link_is_what_the_manual_says() -> None:

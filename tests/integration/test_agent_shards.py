@@ -34,13 +34,8 @@ def root(tmp_path: Path) -> Iterator[Path]:
     end_all(path)
 
 
-@pytest.fixture
-def net() -> LoopbackNet:
-    return LoopbackNet.pick()
-
-
-async def test_a_shard_starts_serves_and_stops(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, env={"PATH": "/usr/bin", "MODEL": "m"})
+async def test_a_shard_starts_serves_and_stops(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, env={"PATH": "/usr/bin", "MODEL": "m"})
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -55,8 +50,8 @@ async def test_a_shard_starts_serves_and_stops(root: Path, net: LoopbackNet) -> 
         assert "serving on" in shard.status.last_output
 
 
-async def test_it_is_running_only_once_it_is_healthy(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--warm-up", "1.5")
+async def test_it_is_running_only_once_it_is_healthy(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--warm-up", "1.5")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await eventually(lambda: keeper.shards[0].engine is not None, "the engine runs", 30)
@@ -68,9 +63,9 @@ async def test_it_is_running_only_once_it_is_healthy(root: Path, net: LoopbackNe
     ("path", "code", "word"), [("/crash", 41, "something that can't be"), ("/abort", 134, "POST /abort")]
 )
 async def test_a_crash_tells_its_code_and_last_words(
-    root: Path, net: LoopbackNet, path: str, code: int, word: str
+    root: Path, loopback_net: LoopbackNet, path: str, code: int, word: str
 ) -> None:
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -81,15 +76,19 @@ async def test_a_crash_tells_its_code_and_last_words(
         assert path == "/abort" or word in shard.status.last_output
 
 
-async def test_a_program_that_is_not_there_fails_with_its_reason(root: Path, net: LoopbackNet) -> None:
+async def test_a_program_that_is_not_there_fails_with_its_reason(
+    root: Path, loopback_net: LoopbackNet
+) -> None:
     async with supervisor(root) as keeper:
-        await keeper.start(engine_spec(net, argv=("/nowhere/engine",)))
+        await keeper.start(engine_spec(loopback_net, argv=("/nowhere/engine",)))
         shard = await phase(keeper, "m-0-0", Phase.FAILED)
         assert "/nowhere/engine can't be started" in shard.status.error
 
 
-async def test_one_that_ignores_sigterm_is_killed_with_all_its_children(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--ignore-term", "--spawn", stop_seconds=0.3)
+async def test_one_that_ignores_sigterm_is_killed_with_all_its_children(
+    root: Path, loopback_net: LoopbackNet
+) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--ignore-term", "--spawn", stop_seconds=0.3)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -103,8 +102,10 @@ async def test_one_that_ignores_sigterm_is_killed_with_all_its_children(root: Pa
         assert shard.status.exit_code == 128 + signal.SIGKILL
 
 
-async def test_a_crash_takes_the_workers_in_other_sessions_with_it(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--spawn")
+async def test_a_crash_takes_the_workers_in_other_sessions_with_it(
+    root: Path, loopback_net: LoopbackNet
+) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--spawn")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -117,8 +118,8 @@ async def test_a_crash_takes_the_workers_in_other_sessions_with_it(root: Path, n
         assert not is_running(worker)
 
 
-async def test_it_outlives_the_agent_and_is_adopted(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--chatter", "2000", log_bytes=64 * 1024, log_files=3)
+async def test_it_outlives_the_agent_and_is_adopted(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--chatter", "2000", log_bytes=64 * 1024, log_files=3)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         pid = (await phase(keeper, "m-0-0", Phase.RUNNING)).engine
@@ -142,8 +143,8 @@ async def test_it_outlives_the_agent_and_is_adopted(root: Path, net: LoopbackNet
     ]
 
 
-async def test_what_ended_while_no_one_attended_is_told(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net)
+async def test_what_ended_while_no_one_attended_is_told(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -154,8 +155,8 @@ async def test_what_ended_while_no_one_attended_is_told(root: Path, net: Loopbac
         assert not shard.intent.told
 
 
-async def test_a_killed_holder_takes_its_engine_with_it(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--spawn")
+async def test_a_killed_holder_takes_its_engine_with_it(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--spawn")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -169,10 +170,10 @@ async def test_a_killed_holder_takes_its_engine_with_it(root: Path, net: Loopbac
 
 
 async def test_a_suspended_holder_can_be_stopped(
-    root: Path, net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
+    root: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.agent.shards.shard.HOLDER_MARGIN", 0.5)
-    spec = engine_spec(net, stop_seconds=0.2)
+    spec = engine_spec(loopback_net, stop_seconds=0.2)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -184,8 +185,8 @@ async def test_a_suspended_holder_can_be_stopped(
         assert not is_running(shard.engine)
 
 
-async def test_drain_by_http_lets_a_request_end(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, drain_path="/drain")
+async def test_drain_by_http_lets_a_request_end(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, drain_path="/drain")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -199,8 +200,8 @@ async def test_drain_by_http_lets_a_request_end(root: Path, net: LoopbackNet) ->
         assert "POST /drain" in shard.status.last_output
 
 
-async def test_drain_without_a_way_waits_for_the_connections(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net)
+async def test_drain_without_a_way_waits_for_the_connections(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -213,9 +214,11 @@ async def test_drain_without_a_way_waits_for_the_connections(root: Path, net: Lo
 
 
 async def test_a_drain_that_takes_too_long_ends_in_a_stop_also_over_a_restart(
-    root: Path, net: LoopbackNet
+    root: Path, loopback_net: LoopbackNet
 ) -> None:
-    spec = engine_spec(net, drain_signal="SIGUSR1", argv=("/bin/sh", "-c", "trap '' USR1; sleep 600"))
+    spec = engine_spec(
+        loopback_net, drain_signal="SIGUSR1", argv=("/bin/sh", "-c", "trap '' USR1; sleep 600")
+    )
     spec = replace(spec, health_path="")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
@@ -226,9 +229,9 @@ async def test_a_drain_that_takes_too_long_ends_in_a_stop_also_over_a_restart(
         await phase(keeper, "m-0-0", Phase.STOPPED)
 
 
-async def test_drain_by_signal_ends_with_the_engine(root: Path, net: LoopbackNet) -> None:
+async def test_drain_by_signal_ends_with_the_engine(root: Path, loopback_net: LoopbackNet) -> None:
     script = "trap 'echo drained; exit 0' USR1; while :; do sleep 0.1; done"
-    spec = engine_spec(net, drain_signal="SIGUSR1", argv=("/bin/sh", "-c", script), health_path="")
+    spec = engine_spec(loopback_net, drain_signal="SIGUSR1", argv=("/bin/sh", "-c", script), health_path="")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -238,8 +241,8 @@ async def test_drain_by_signal_ends_with_the_engine(root: Path, net: LoopbackNet
         assert shard.status.last_output == "drained"
 
 
-async def test_repeated_and_old_orders(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, generation=5)
+async def test_repeated_and_old_orders(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, generation=5)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -259,18 +262,18 @@ async def test_repeated_and_old_orders(root: Path, net: LoopbackNet) -> None:
         await phase(keeper, "m-0-0", Phase.RUNNING)
 
 
-async def test_a_gpu_or_a_port_is_never_given_twice(root: Path, net: LoopbackNet) -> None:
-    first = engine_spec(net, gpu_uuids=("GPU-1", "GPU-2"))
+async def test_a_gpu_or_a_port_is_never_given_twice(root: Path, loopback_net: LoopbackNet) -> None:
+    first = engine_spec(loopback_net, gpu_uuids=("GPU-1", "GPU-2"))
     async with supervisor(root) as keeper:
         await keeper.start(first)
         with pytest.raises(ShardRefusedError, match="GPU-2 is used by shard m-0-0"):
-            await keeper.start(engine_spec(net, "m-1-0", gpu_uuids=("GPU-2",)))
+            await keeper.start(engine_spec(loopback_net, "m-1-0", gpu_uuids=("GPU-2",)))
         with pytest.raises(ShardRefusedError, match=f"port {first.port} is used"):
-            await keeper.start(replace(engine_spec(net, "m-1-0"), port=first.port))
+            await keeper.start(replace(engine_spec(loopback_net, "m-1-0"), port=first.port))
 
 
-async def test_a_stop_in_the_middle_of_the_start(root: Path, net: LoopbackNet) -> None:
-    spec = engine_spec(net, "m-0-0", "--warm-up", "600")
+async def test_a_stop_in_the_middle_of_the_start(root: Path, loopback_net: LoopbackNet) -> None:
+    spec = engine_spec(loopback_net, "m-0-0", "--warm-up", "600")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await keeper.stop("m-0-0")
@@ -279,9 +282,9 @@ async def test_a_stop_in_the_middle_of_the_start(root: Path, net: LoopbackNet) -
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\x00", b"[]", b'{"token": 3}', b'{"phase": "running"}'])
 async def test_a_damaged_holder_record_does_not_lose_a_shard(
-    root: Path, net: LoopbackNet, damage: bytes
+    root: Path, loopback_net: LoopbackNet, damage: bytes
 ) -> None:
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -298,9 +301,9 @@ async def test_a_damaged_holder_record_does_not_lose_a_shard(
     "damage", [b"", b'{"token": "x", "spec": {"argv": 3}}', b'{"token": "x", "spec": []}']
 )
 async def test_a_shard_without_its_order_is_ended_and_set_aside(
-    root: Path, net: LoopbackNet, damage: bytes
+    root: Path, loopback_net: LoopbackNet, damage: bytes
 ) -> None:
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -311,13 +314,13 @@ async def test_a_shard_without_its_order_is_ended_and_set_aside(
         assert engine is not None
         await eventually(lambda: not is_running(engine), "the engine is ended", 30)
         assert "record is unusable" in keeper.problems[0]
-        await keeper.start(engine_spec(net))
+        await keeper.start(engine_spec(loopback_net))
         await phase(keeper, "m-0-0", Phase.RUNNING)
 
 
-async def test_a_reused_pid_is_never_signalled(root: Path, net: LoopbackNet) -> None:
+async def test_a_reused_pid_is_never_signalled(root: Path, loopback_net: LoopbackNet) -> None:
     """The record of an earlier boot names a pid that another process has now."""
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -341,9 +344,9 @@ async def test_a_reused_pid_is_never_signalled(root: Path, net: LoopbackNet) -> 
         await bystander.wait()
 
 
-async def test_records_of_a_newer_version_are_read(root: Path, net: LoopbackNet) -> None:
+async def test_records_of_a_newer_version_are_read(root: Path, loopback_net: LoopbackNet) -> None:
     """An agent that was taken back to an older version adopts what the newer one started."""
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
@@ -374,10 +377,10 @@ def cgroup() -> Iterator[Path]:
 
 
 async def test_an_engine_joins_its_cgroup_and_its_holder_does_not(
-    root: Path, net: LoopbackNet, cgroup: Path
+    root: Path, loopback_net: LoopbackNet, cgroup: Path
 ) -> None:
     async with supervisor(root) as keeper:
-        await keeper.start(engine_spec(net, "m-0-0", "--spawn", cgroup=str(cgroup)))
+        await keeper.start(engine_spec(loopback_net, "m-0-0", "--spawn", cgroup=str(cgroup)))
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
         pids = (cgroup / "cgroup.procs").read_text().split()
         assert shard.engine is not None
@@ -390,16 +393,18 @@ async def test_an_engine_joins_its_cgroup_and_its_holder_does_not(
         assert (cgroup / "cgroup.procs").read_text() == ""
 
 
-async def test_an_engine_that_cannot_join_its_cgroup_is_not_started(root: Path, net: LoopbackNet) -> None:
+async def test_an_engine_that_cannot_join_its_cgroup_is_not_started(
+    root: Path, loopback_net: LoopbackNet
+) -> None:
     async with supervisor(root) as keeper:
-        await keeper.start(engine_spec(net, cgroup="/sys/fs/cgroup/not-there"))
+        await keeper.start(engine_spec(loopback_net, cgroup="/sys/fs/cgroup/not-there"))
         shard = await phase(keeper, "m-0-0", Phase.FAILED)
         assert "can't be started" in shard.status.error
 
 
-async def test_two_supervisors_never_run_one_shard_twice(root: Path, net: LoopbackNet) -> None:
+async def test_two_supervisors_never_run_one_shard_twice(root: Path, loopback_net: LoopbackNet) -> None:
     """A second holder of one directory leaves at once."""
-    spec = engine_spec(net)
+    spec = engine_spec(loopback_net)
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)

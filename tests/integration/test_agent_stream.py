@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,11 @@ from akv.v1 import agent_pb2 as pb
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.agent_leader import Stream, leader
 from tests.support.agents import agent, write_config
-from tests.support.shards import ENGINE, end_all
+from tests.support.shards import ENGINE
 from tests.support.waiting import eventually
 from tests.support.wheels import make_wheel
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def net() -> LoopbackNet:
-    return LoopbackNet.pick()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path / "state" / "shards")
 
 
 def order(shard_id: str = "m-0-0", generation: int = 1, **fields: object) -> pb.StartShard:
@@ -61,12 +50,12 @@ def answers(request: str) -> Callable[[Any], bool]:
     return lambda said: bool(said.request_id == request)
 
 
-async def test_it_registers_with_what_it_is(folder: Path, net: LoopbackNet) -> None:
-    (folder / "weights" / "llama").mkdir(parents=True)
-    (folder / "weights" / "llama" / "model.safetensors").write_bytes(b"x" * 8192)
-    async with leader(net.host(1)) as lead:
-        roots = [{"path": str(folder / "weights")}]
-        path = write_config(folder, "gpu-1", lead.address, weight_roots=roots, labels={"rack": "r1"})
+async def test_it_registers_with_what_it_is(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    (agent_folder / "weights" / "llama").mkdir(parents=True)
+    (agent_folder / "weights" / "llama" / "model.safetensors").write_bytes(b"x" * 8192)
+    async with leader(loopback_net.host(1)) as lead:
+        roots = [{"path": str(agent_folder / "weights")}]
+        path = write_config(agent_folder, "gpu-1", lead.address, weight_roots=roots, labels={"rack": "r1"})
         async with agent(path):
             register = (await lead.stream()).register
     assert (register.node_id, register.labels["rack"]) == ("gpu-1", "r1")
@@ -76,18 +65,18 @@ async def test_it_registers_with_what_it_is(folder: Path, net: LoopbackNet) -> N
     assert register.boot_id
     assert register.storage.file_systems
     assert [(set_.path, set_.size_bytes) for set_ in register.weights.weights] == [
-        (str(folder / "weights" / "llama"), 8192)
+        (str(agent_folder / "weights" / "llama"), 8192)
     ]
     assert {"llamacpp", "vllm", "sglang"} <= set(register.installable_engines)
     assert {"logs", "logs-follow", "drain", "remove-weights"} <= set(register.features)
     assert not register.running_shards
 
 
-async def test_heartbeats_carry_only_what_changed(folder: Path, net: LoopbackNet) -> None:
-    root = folder / "weights"
+async def test_heartbeats_carry_only_what_changed(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    root = agent_folder / "weights"
     root.mkdir()
-    async with leader(net.host(1)) as lead:
-        path = write_config(folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
+    async with leader(loopback_net.host(1)) as lead:
+        path = write_config(agent_folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
         async with agent(path) as running:
             stream = await lead.stream()
             await stream.wait("heartbeat", lambda beat: beat.load.cpu_count > 0)
@@ -101,8 +90,8 @@ async def test_heartbeats_carry_only_what_changed(folder: Path, net: LoopbackNet
             assert numbers == sorted(set(numbers))
 
 
-async def test_a_shard_is_started_told_and_stopped(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+async def test_a_shard_is_started_told_and_stopped(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    async with leader(loopback_net.host(1)) as lead, agent(write_config(agent_folder, "gpu-1", lead.address)):
         stream = await lead.stream()
         event = await started(stream, order())
         assert event.port > 0
@@ -118,7 +107,9 @@ async def test_a_shard_is_started_told_and_stopped(folder: Path, net: LoopbackNe
             assert answer.gone
 
 
-async def test_what_cannot_be_started_is_refused_with_its_reason(folder: Path, net: LoopbackNet) -> None:
+async def test_what_cannot_be_started_is_refused_with_its_reason(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
     wrong = {
         "no GPU": order("a", gpu_uuids=["GPU-nowhere"]),
         "not installed": pb.StartShard(shard_id="b", generation=1, engine="vllm"),
@@ -128,23 +119,25 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(folder: Path, n
         "https": order("e", weights="s3://bucket/model"),
         "drain_signal": order("f", drain_signal="SIGKILL"),
     }
-    async with leader(net.host(1)) as lead:
-        roots = [{"path": str(folder / "weights")}]
-        (folder / "weights").mkdir()
-        async with agent(write_config(folder, "gpu-1", lead.address, weight_roots=roots)):
+    async with leader(loopback_net.host(1)) as lead:
+        roots = [{"path": str(agent_folder / "weights")}]
+        (agent_folder / "weights").mkdir()
+        async with agent(write_config(agent_folder, "gpu-1", lead.address, weight_roots=roots)):
             stream = await lead.stream()
             for reason, start in wrong.items():
                 start.request_id = reason
                 stream.send(start_shard=start)
                 answer = await stream.wait("command_answer", answers(reason))
                 assert reason in answer.error
-    assert not list((folder / "state" / "shards").iterdir())
+    assert not list((agent_folder / "state" / "shards").iterdir())
 
 
-async def test_it_goes_to_the_leader_that_a_standby_names(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as standby, leader(net.host(2)) as lead:
+async def test_it_goes_to_the_leader_that_a_standby_names(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    async with leader(loopback_net.host(1)) as standby, leader(loopback_net.host(2)) as lead:
         standby.standby_for = lead.address
-        async with agent(write_config(folder, "gpu-1", standby.address)):
+        async with agent(write_config(agent_folder, "gpu-1", standby.address)):
             stream = await lead.stream()
             # The leadership moves: the agent is sent on, and comes with what it runs.
             await started(stream, order())
@@ -158,39 +151,41 @@ async def test_it_goes_to_the_leader_that_a_standby_names(folder: Path, net: Loo
             assert moved.messages[0].sequence > stream.messages[-1].sequence
 
 
-async def test_two_standbys_that_name_each_other_do_not_get_a_storm(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as one, leader(net.host(2)) as other:
+async def test_two_standbys_that_name_each_other_do_not_get_a_storm(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    async with leader(loopback_net.host(1)) as one, leader(loopback_net.host(2)) as other:
         one.standby_for, other.standby_for = other.address, one.address
-        async with agent(write_config(folder, "gpu-1", f"{one.address},{other.address}")):
+        async with agent(write_config(agent_folder, "gpu-1", f"{one.address},{other.address}")):
             await eventually(lambda: one.calls + other.calls >= 4, "it asks both", 30)
             before = one.calls + other.calls
             await asyncio.sleep(1.0)
             assert one.calls + other.calls - before <= 6
 
 
-async def test_it_survives_refusals_and_dead_hosts(folder: Path, net: LoopbackNet) -> None:
-    dead = f"{net.host(9)}:{free_port(net.host(9))}"
-    async with leader(net.host(1)) as lead:
+async def test_it_survives_refusals_and_dead_hosts(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    dead = f"{loopback_net.host(9)}:{free_port(loopback_net.host(9))}"
+    async with leader(loopback_net.host(1)) as lead:
         lead.refuse = (grpc.StatusCode.PERMISSION_DENIED, "the certificate is not yours")
-        async with agent(write_config(folder, "gpu-1", f"{dead},{lead.address}")):
+        async with agent(write_config(agent_folder, "gpu-1", f"{dead},{lead.address}")):
             await eventually(lambda: lead.calls >= 1, "it asks", 30)
             lead.refuse = None
             await lead.stream()
 
 
 async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
-    folder: Path, net: LoopbackNet
+    agent_folder: Path, loopback_net: LoopbackNet
 ) -> None:
-    port = free_port(net.host(1))
-    async with agent(write_config(folder, "gpu-1", f"{net.host(1)}:{port}")) as running:
-        async with leader(net.host(1), port=port) as lead:
+    port = free_port(loopback_net.host(1))
+    async with agent(write_config(agent_folder, "gpu-1", f"{loopback_net.host(1)}:{port}")) as running:
+        async with leader(loopback_net.host(1), port=port) as lead:
             stream = await lead.stream()
             start = order()
             start.arguments[:] = ["/bin/sh", "-c", "echo last words; sleep 2; exit 7"]
             start.health_path = ""
             await started(stream, start)
         await eventually(lambda: running._supervisor.running == [], "it ends", 30)
-        async with leader(net.host(1), port=port) as lead:
+        async with leader(loopback_net.host(1), port=port) as lead:
             stream = await lead.stream()
             event = await stream.event(pb.SHARD_STATE_FAILED)
             assert (event.exit_code, list(event.last_output)) == (7, ["last words"])
@@ -201,8 +196,8 @@ async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
             assert again.of_kind("shard_event") == []
 
 
-async def test_logs_of_agent_and_shard_by_cursor(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead, agent(write_config(folder, "gpu-1", lead.address)):
+async def test_logs_of_agent_and_shard_by_cursor(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    async with leader(loopback_net.host(1)) as lead, agent(write_config(agent_folder, "gpu-1", lead.address)):
         stream = await lead.stream()
         await started(stream, order())
 
@@ -223,10 +218,10 @@ async def test_logs_of_agent_and_shard_by_cursor(folder: Path, net: LoopbackNet)
         assert list(missing.sources) == ["agent", "m-0-0"]
 
 
-async def test_bandwidth_over_tcp_between_two_agents(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead:
-        one = write_config(folder / "a", "a", lead.address, address=net.host(2))
-        other = write_config(folder / "b", "b", lead.address, address=net.host(3))
+async def test_bandwidth_over_tcp_between_two_agents(agent_folder: Path, loopback_net: LoopbackNet) -> None:
+    async with leader(loopback_net.host(1)) as lead:
+        one = write_config(agent_folder / "a", "a", lead.address, address=loopback_net.host(2))
+        other = write_config(agent_folder / "b", "b", lead.address, address=loopback_net.host(3))
         async with agent(one), agent(other):
             streams = [await lead.stream(0), await lead.stream(1)]
             server, client = sorted(streams, key=lambda stream: stream.register.node_id)
@@ -237,7 +232,7 @@ async def test_bandwidth_over_tcp_between_two_agents(folder: Path, net: Loopback
                 request_id="t",
                 side=pb.FABRIC_TEST_SIDE_CLIENT,
                 seconds=1,
-                peer=net.host(2),
+                peer=loopback_net.host(2),
                 tcp_port=listening.tcp_port,
             )
             client.send(fabric_test_request=test)
@@ -247,9 +242,11 @@ async def test_bandwidth_over_tcp_between_two_agents(folder: Path, net: Loopback
     assert answers[0].average_gbps > 0.01
 
 
-async def test_a_fabric_that_is_not_there_is_a_clear_answer(folder: Path, net: LoopbackNet) -> None:
-    async with leader(net.host(1)) as lead:
-        path = write_config(folder, "gpu-1", lead.address, sys_root=str(folder / "empty-sys"))
+async def test_a_fabric_that_is_not_there_is_a_clear_answer(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    async with leader(loopback_net.host(1)) as lead:
+        path = write_config(agent_folder, "gpu-1", lead.address, sys_root=str(agent_folder / "empty-sys"))
         async with agent(path):
             stream = await lead.stream()
             stream.send(fabric_scan_request=pb.FabricScanRequest(request_id="s", hca="mlx5_0", port=1))
@@ -263,14 +260,16 @@ async def test_a_fabric_that_is_not_there_is_a_clear_answer(folder: Path, net: L
             assert "not installed" in answer.error or "no adapter" in answer.error
 
 
-async def test_weights_are_removed_and_kept_with_reasons(folder: Path, net: LoopbackNet) -> None:
-    root = folder / "weights"
+async def test_weights_are_removed_and_kept_with_reasons(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    root = agent_folder / "weights"
     (root / "old").mkdir(parents=True)
     (root / "old" / "f").write_bytes(b"z" * 4096)
-    outside = folder / "outside"
+    outside = agent_folder / "outside"
     outside.write_bytes(kept := b"not weights")
-    async with leader(net.host(1)) as lead:
-        path = write_config(folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
+    async with leader(loopback_net.host(1)) as lead:
+        path = write_config(agent_folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
         async with agent(path):
             stream = await lead.stream()
             paths = [str(root / "old"), str(outside)]
@@ -283,8 +282,10 @@ async def test_weights_are_removed_and_kept_with_reasons(folder: Path, net: Loop
     assert kept == outside.read_bytes()
 
 
-async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(folder: Path, net: LoopbackNet) -> None:
-    wheels = folder / "wheels"
+async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(
+    agent_folder: Path, loopback_net: LoopbackNet
+) -> None:
+    wheels = agent_folder / "wheels"
     make_wheel(wheels, "1.5")
     tiny = {
         "package": "tiny-engine",
@@ -293,8 +294,8 @@ async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(folder: Path, net
         "probe": ["{env}/bin/python", "-c", "import tiny_engine"],
         "pip_arguments": ["--no-index", "--find-links", str(wheels)],
     }
-    async with leader(net.host(1)) as lead:
-        path = write_config(folder, "gpu-1", lead.address, engines={"tiny": tiny})
+    async with leader(loopback_net.host(1)) as lead:
+        path = write_config(agent_folder, "gpu-1", lead.address, engines={"tiny": tiny})
         async with agent(path):
             stream = await lead.stream()
             assert "tiny" in stream.register.installable_engines

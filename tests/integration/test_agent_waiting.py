@@ -14,7 +14,7 @@ from controlplane.agent.weights import fetch as fetch_module
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.agent_leader import Leader, Stream, leader
 from tests.support.agents import agent, write_config
-from tests.support.shards import ENGINE, end_all
+from tests.support.shards import ENGINE
 from tests.support.waiting import eventually
 from tests.support.weights_store import DATA, Store, digest, weights_store
 
@@ -27,21 +27,15 @@ def store() -> Iterator[Store]:
         yield server
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "weights").mkdir()
-    yield tmp_path
-    end_all(tmp_path / "state" / "shards")
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "FIRST_RETRY", 0.01)
 
 
-def config(folder: Path, lead: Leader | str) -> Path:
+def config(agent_folder: Path, lead: Leader | str) -> Path:
+    (agent_folder / "weights").mkdir(exist_ok=True)
     hosts = lead if isinstance(lead, str) else lead.address
-    return write_config(folder, "gpu-1", hosts, weight_roots=[{"path": str(folder / "weights")}])
+    return write_config(agent_folder, "gpu-1", hosts, weight_roots=[{"path": str(agent_folder / "weights")}])
 
 
 def order(store: Store) -> pb.StartShard:
@@ -69,13 +63,13 @@ async def begin(stream: Stream, store: Store) -> None:
 
 
 async def test_a_start_that_waits_for_its_weights_goes_on_after_a_restart_of_the_agent(
-    folder: Path, store: Store, loopback_net: LoopbackNet
+    agent_folder: Path, store: Store, loopback_net: LoopbackNet
 ) -> None:
     async with leader(loopback_net.host(1)) as lead:
-        path = config(folder, lead)
+        path = config(agent_folder, lead)
         async with agent(path):
             await begin(await lead.stream(), store)
-        [record] = (folder / "state" / "waiting").iterdir()
+        [record] = (agent_folder / "state" / "waiting").iterdir()
         assert record.stat().st_mode & 0o777 == 0o600
         async with agent(path):
             stream = await lead.stream(1)
@@ -89,15 +83,15 @@ async def test_a_start_that_waits_for_its_weights_goes_on_after_a_restart_of_the
     resumed = store.ranges[-1]
     assert resumed is not None
     assert 0 < int(resumed.removeprefix("bytes=").rstrip("-")) <= 1 << 20
-    [fetched] = (folder / "weights").rglob("tiny.gguf")
+    [fetched] = (agent_folder / "weights").rglob("tiny.gguf")
     assert fetched.read_bytes() == DATA
 
 
 async def test_what_was_stopped_while_it_waited_does_not_go_on(
-    folder: Path, store: Store, loopback_net: LoopbackNet
+    agent_folder: Path, store: Store, loopback_net: LoopbackNet
 ) -> None:
     async with leader(loopback_net.host(1)) as lead:
-        path = config(folder, lead)
+        path = config(agent_folder, lead)
         async with agent(path):
             stream = await lead.stream()
             await begin(stream, store)
@@ -105,14 +99,14 @@ async def test_what_was_stopped_while_it_waited_does_not_go_on(
             await stream.event(pb.SHARD_STATE_STOPPED)
         async with agent(path):
             assert not (await lead.stream(1)).register.running_shards
-    assert list((folder / "state" / "waiting").iterdir()) == []
+    assert list((agent_folder / "state" / "waiting").iterdir()) == []
 
 
 async def test_a_fetch_that_failed_while_no_leader_listened_is_told_once_one_does(
-    folder: Path, store: Store, loopback_net: LoopbackNet
+    agent_folder: Path, store: Store, loopback_net: LoopbackNet
 ) -> None:
     port = free_port(loopback_net.host(1))
-    async with agent(config(folder, f"{loopback_net.host(1)}:{port}")) as running:
+    async with agent(config(agent_folder, f"{loopback_net.host(1)}:{port}")) as running:
         async with leader(loopback_net.host(1), port=port) as lead:
             await begin(await lead.stream(), store)
         store.status, store.cut = 404, True
@@ -122,30 +116,30 @@ async def test_a_fetch_that_failed_while_no_leader_listened_is_told_once_one_doe
             event = await (await lead.stream()).event(pb.SHARD_STATE_FAILED)
             assert (event.shard_id, event.generation) == ("m-0-0", 7)
             assert "HTTP status 404" in event.error
-    assert list((folder / "state" / "waiting").iterdir()) == []
+    assert list((agent_folder / "state" / "waiting").iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"spec": {}}', "null", '{"spec": 3, "source": 4}'])
 async def test_a_damaged_record_harms_nothing(
-    folder: Path, store: Store, loopback_net: LoopbackNet, damage: str
+    agent_folder: Path, store: Store, loopback_net: LoopbackNet, damage: str
 ) -> None:
-    waiting = folder / "state" / "waiting"
+    waiting = agent_folder / "state" / "waiting"
     waiting.mkdir(parents=True)
     (waiting / "m-0-0.json").write_text(damage)
     (waiting / "other.txt").write_text("not ours")
-    async with leader(loopback_net.host(1)) as lead, agent(config(folder, lead)):
+    async with leader(loopback_net.host(1)) as lead, agent(config(agent_folder, lead)):
         assert not (await lead.stream()).register.running_shards
     assert [path.name for path in waiting.iterdir()] == ["other.txt"]
 
 
 async def test_weights_that_can_not_be_placed_any_more_fail_the_start(
-    folder: Path, store: Store, loopback_net: LoopbackNet
+    agent_folder: Path, store: Store, loopback_net: LoopbackNet
 ) -> None:
     async with leader(loopback_net.host(1)) as lead:
-        async with agent(config(folder, lead)):
+        async with agent(config(agent_folder, lead)):
             await begin(await lead.stream(), store)
-        path = write_config(folder, "gpu-1", lead.address)  # without a root
-        record = folder / "state" / "waiting" / "m-0-0.json"
+        path = write_config(agent_folder, "gpu-1", lead.address)  # without a root
+        record = agent_folder / "state" / "waiting" / "m-0-0.json"
         assert json.loads(record.read_text())["source"].startswith("http://127.0.0.1")
         async with agent(path):
             event = await (await lead.stream(1)).event(pb.SHARD_STATE_FAILED)

@@ -23,7 +23,7 @@ from tests.support.addresses import LoopbackNet
 from tests.support.agents import agent, write_config
 from tests.support.cli import Outcome, run_cli
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import FAST, FleetHost, SimAgent
+from tests.support.fleet import FAST, FleetHost, SimAgent, leading
 from tests.support.sysfs import infiniband
 from tests.support.waiting import eventually
 
@@ -69,12 +69,8 @@ async def scene(
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     # The service runs in this process too: its log stays out of what clustercli prints.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    host = FleetHost("host-1", insecure=True, limits=FAST)
-    await host.start()
-    await host.lead(etcd.endpoints[0])
-    async with AsyncExitStack() as stack:
+    async with leading(etcd, limits=FAST) as host, AsyncExitStack() as stack:
         yield Scene(tmp_path, host, loopback_net, stack, tools)
-    await host.stop()
     structlog.reset_defaults()
 
 

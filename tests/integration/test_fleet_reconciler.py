@@ -20,7 +20,7 @@ from controlplane.fleet import life
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import Limits, NodeState
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import FAST, SECONDS, FleetHost, RunningAgent, SimAgent, secure_channel
+from tests.support.fleet import FAST, SECONDS, FleetHost, RunningAgent, SimAgent, leading, secure_channel
 from tests.support.pki import TestAuthority
 from tests.support.waiting import eventually
 
@@ -35,11 +35,8 @@ def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture
 async def host(etcd: EtcdCluster) -> AsyncIterator[FleetHost]:
-    leader = FleetHost("host-1", insecure=True)
-    await leader.start()
-    await leader.lead(etcd.endpoints[0])
-    yield leader
-    await leader.stop()
+    async with leading(etcd) as leader:
+        yield leader
 
 
 def agent_of(host: FleetHost, node: str = "gpu-1", **fields: Any) -> RunningAgent:

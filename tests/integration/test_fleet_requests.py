@@ -16,17 +16,14 @@ from controlplane.base.request_errors import InvalidRequest, NotFound, RequestEr
 from controlplane.fleet import requests
 from controlplane.fleet.forwarding import insecure_channel
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import SECONDS, FleetHost, SimAgent
+from tests.support.fleet import SECONDS, FleetHost, SimAgent, leading
 from tests.support.waiting import eventually
 
 
 @pytest_asyncio.fixture
 async def host(etcd: EtcdCluster) -> AsyncIterator[FleetHost]:
-    leader = FleetHost("host-1", insecure=True)
-    await leader.start()
-    await leader.lead(etcd.endpoints[0])
-    yield leader
-    await leader.stop()
+    async with leading(etcd) as leader:
+        yield leader
 
 
 async def connected(host: FleetHost, node: str = "gpu-1", **fields: Any) -> SimAgent:

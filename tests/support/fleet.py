@@ -22,6 +22,7 @@ from controlplane.fleet.term import Term
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Standing, campaign
 from controlplane.store.lease import Lease
+from tests.support.etcd import EtcdCluster
 from tests.support.waiting import eventually
 
 SECONDS = 20.0
@@ -110,6 +111,18 @@ class FleetHost:
     def _secure_channel(self, target: str) -> grpc.aio.Channel:
         assert self.files is not None
         return secure_channel(target, self.files)
+
+
+@contextlib.asynccontextmanager
+async def leading(etcd: EtcdCluster, **fleet: Any) -> AsyncIterator[FleetHost]:
+    """A host that leads the fleet over this etcd, in the insecure mode."""
+    host = FleetHost("host-1", insecure=True, **fleet)
+    await host.start()
+    await host.lead(etcd.endpoints[0])
+    try:
+        yield host
+    finally:
+        await host.stop()
 
 
 def secure_channel(target: str, files: CredentialFiles) -> grpc.aio.Channel:
