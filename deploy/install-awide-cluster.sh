@@ -257,12 +257,15 @@ END
   if ((insecure)); then
     echo "# Without certificates, on loopback addresses only."
     echo "AWC_SECURITY=insecure-loopback"
+  else
+    echo "# The exporters serve HTTPS with the host's certificate (exporters.env says so to them)."
+    echo "AWC_EXPORTER_TLS=1"
   fi
 }
 
 exporters_file() {
-  echo "# Flags of the exporters. They serve without encryption; beyond loopback they want to be told so."
-  if is_loopback; then echo "AWC_EXPORTER_FLAGS="; else echo "AWC_EXPORTER_FLAGS=--insecure"; fi
+  echo "# Flags of the exporters. With --tls-dir they serve once the host has joined, to hosts of the cluster only."
+  if ((insecure)); then echo "AWC_EXPORTER_FLAGS="; else echo "AWC_EXPORTER_FLAGS=--tls-dir /var/lib/awide-cluster/pki"; fi
 }
 
 install_settings() {

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class HostEndpoints:
-    """Where a host's exporters serve, HOST:PORT each; empty where the host runs none."""
+    """Where a host's exporters serve, HOST:PORT each; empty where the host runs none. `tls`: over HTTPS."""
 
     cards: str = ""
     ping: str = ""
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def endpoints_of(picture: ClusterSnapshot) -> dict[str, HostEndpoints]:
         cards = record.addresses.get("exporter", "") if watched else ""
         ping = record.addresses.get("ping", "") if record.enabled else ""
         if cards or ping:
-            found[record.host] = HostEndpoints(cards, ping)
+            found[record.host] = HostEndpoints(cards, ping, record.addresses.get("metrics_scheme") == "https")
     return found
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
+
+from controlplane.base.credentials import CredentialsError
+from controlplane.base.http_tls import HttpTls
+from controlplane.base.pki import HOST_DNS_NAME
 
 
 class HttpProblem(Exception):
@@ -12,11 +18,15 @@ class HttpProblem(Exception):
 
 
 class HttpReader:
-    """Connections kept between reads; `timeout` is the deadline of one read in seconds."""
+    """Connections kept between reads; `timeout` is the deadline of one read in seconds.
 
-    def __init__(self, timeout: float, max_bytes: int) -> None:
+    `tls` is for https:// URLs, whose servers must be hosts of the cluster.
+    """
+
+    def __init__(self, timeout: float, max_bytes: int, tls: HttpTls | None = None) -> None:
         self._timeout = timeout
         self._max_bytes = max_bytes
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, url: str, parameters: Mapping[str, str] | None = None) -> bytes:
@@ -28,14 +38,25 @@ class HttpReader:
                 timeout=timeout, headers={"Accept-Encoding": "identity"}, auto_decompress=False
             )
         try:
-            async with self._session.get(url, params=parameters, allow_redirects=False) as answer:
+            async with self._session.get(
+                url, params=parameters, allow_redirects=False, **self._trust_of(url)
+            ) as answer:
                 if answer.status != 200:
                     raise HttpProblem(f"answered HTTP {answer.status}")
                 return await self._read_bounded(answer.content)
         except TimeoutError:
             raise HttpProblem(f"gave no answer within {self._timeout:g} s") from None
+        except (aiohttp.ClientSSLError, ssl.SSLError):
+            raise HttpProblem("is no host of this cluster, or does not take our certificate") from None
+        except CredentialsError:
+            raise HttpProblem("can't be asked: this host has no certificate") from None
         except (aiohttp.ClientError, ValueError, OSError):
             raise HttpProblem("does not answer") from None
+
+    def _trust_of(self, url: str) -> dict[str, Any]:
+        if self._tls is None or not url.startswith("https:"):
+            return {}
+        return {"ssl": self._tls.context(), "server_hostname": HOST_DNS_NAME}
 
     async def close(self) -> None:
         """Close the connections."""

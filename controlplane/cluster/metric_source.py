@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from controlplane.base.addresses import AddressError, canonical_address
+from controlplane.base.http_tls import HttpTls
 from controlplane.cluster.evidence import Evidence, HostEndpoints, HostSample, PathLoss
 from controlplane.cluster.http_reader import HttpProblem, HttpReader
 
@@ -33,17 +34,19 @@ class MetricSource(Protocol):
 
 
 class ExporterSource:
-    """Asks every host's exporters over HTTP, all at once, each within `timeout` seconds."""
+    """Asks every host's exporters over HTTP, all at once, each within `timeout` seconds; `tls` is for those
+    that serve HTTPS.
+    """
 
-    def __init__(self, timeout: float) -> None:
-        self._reader = HttpReader(timeout, MAX_BYTES)
+    def __init__(self, timeout: float, tls: HttpTls | None = None) -> None:
+        self._reader = HttpReader(timeout, MAX_BYTES, tls)
 
     async def read(self, hosts: Mapping[str, HostEndpoints]) -> Evidence:
         """Return one sample for each host with a card exporter; one that is away is an error."""
-        with_cards = {host: ends.cards for host, ends in hosts.items() if ends.cards}
-        pinging = {host: ends.ping for host, ends in hosts.items() if ends.ping}
+        with_cards = {host: _url(ends, ends.cards) for host, ends in hosts.items() if ends.cards}
+        pinging = {host: _url(ends, ends.ping) for host, ends in hosts.items() if ends.ping}
         samples, losses = await asyncio.gather(
-            asyncio.gather(*(self._ask_cards(endpoint) for endpoint in with_cards.values())),
+            asyncio.gather(*(self._ask_cards(url) for url in with_cards.values())),
             asyncio.gather(*(self._ask_ping(*item) for item in pinging.items())),
         )
         loss = tuple(sorted(path for paths in losses for path in paths))
@@ -53,18 +56,22 @@ class ExporterSource:
         """Close the connections."""
         await self._reader.close()
 
-    async def _ask_cards(self, endpoint: str) -> HostSample:
+    async def _ask_cards(self, url: str) -> HostSample:
         try:
-            return parse_sample(await self._reader.get(f"http://{endpoint}/metrics"))
+            return parse_sample(await self._reader.get(url))
         except HttpProblem as problem:
             return HostSample({}, f"its exporter {problem}")
 
-    async def _ask_ping(self, host: str, endpoint: str) -> tuple[PathLoss, ...]:
+    async def _ask_ping(self, host: str, url: str) -> tuple[PathLoss, ...]:
         """Loss that `host` sees; nothing when its exporter is away, since that is unknown."""
         try:
-            return parse_loss(host, await self._reader.get(f"http://{endpoint}/metrics"))
+            return parse_loss(host, await self._reader.get(url))
         except HttpProblem:
             return ()
+
+
+def _url(ends: HostEndpoints, endpoint: str) -> str:
+    return f"{'https' if ends.tls else 'http'}://{endpoint}/metrics"
 
 
 def parse_sample(body: bytes) -> HostSample:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from controlplane.base.credentials import CredentialFiles
 from controlplane.base.logging import get_logger
 from controlplane.base.ping_targets import PingTargetsError, encode_targets, ping_targets
 from controlplane.base.request_errors import RequestError
@@ -65,7 +66,9 @@ class Monitoring:
     def _files(self) -> Mapping[str, str]:
         own = self._settings.host
         pings = encode_targets(ping_targets(own, pings_of(own, self._targets))).decode()
-        config = prometheus_config(self._settings.scrape_seconds)
+        settings = self._settings
+        tls = CredentialFiles.in_directory(settings.pki_dir) if settings.exporter_tls else None
+        config = prometheus_config(settings.scrape_seconds, tls)
         return {**scrape_files(self._targets), PING_FILE: pings, CONFIG_FILE: config}
 
 

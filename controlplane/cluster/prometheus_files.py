@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controlplane.base.addresses import AddressError, canonical_address
+from controlplane.base.credentials import CredentialFiles
 from controlplane.base.ping_targets import PingTarget
+from controlplane.base.pki import HOST_DNS_NAME
 from controlplane.model.cards import ClusterSnapshot, HostRecord
 
 CARD_JOB, PING_JOB = "akv-cards", "akv-ping"
@@ -31,10 +33,14 @@ class HostTargets:
     cards: str
     ping: str
     data_addresses: tuple[str, ...]
+    tls: bool = False
 
 
-def prometheus_config(scrape_seconds: float) -> str:
-    """prometheus.yml; its paths are relative to it, so that the directory can be mounted anywhere."""
+def prometheus_config(scrape_seconds: float, tls: CredentialFiles | None = None) -> str:
+    """prometheus.yml; its paths are relative to it, so that the directory can be mounted anywhere.
+
+    Only those of `tls` are not: what is shown to, and asked of, exporters that serve HTTPS.
+    """
     interval, timeout = round(scrape_seconds * 1000), round(scrape_seconds * 800)
     jobs = "".join(
         f"""
@@ -45,7 +51,7 @@ def prometheus_config(scrape_seconds: float) -> str:
     file_sd_configs:
       - files: [{file}]
         refresh_interval: 30s
-"""
+{_tls_config(tls) if tls is not None else ""}"""
         for job, file in _JOBS.items()
     )
     return f"""# Written by awide-cluster: changes are overwritten. Put rules of your own into rules/*.yml.
@@ -56,6 +62,16 @@ global:
 rule_files: [rules/*.yml]
 
 scrape_configs:{jobs}"""
+
+
+def _tls_config(files: CredentialFiles) -> str:
+    """Which targets are asked over HTTPS stands in their own file; only hosts have this name."""
+    return f"""    tls_config:
+      ca_file: {json.dumps(str(files.ca))}
+      cert_file: {json.dumps(str(files.certificate))}
+      key_file: {json.dumps(str(files.key))}
+      server_name: {HOST_DNS_NAME}
+"""
 
 
 def host_targets(picture: ClusterSnapshot, before: Iterable[HostTargets]) -> tuple[HostTargets, ...]:
@@ -79,7 +95,12 @@ def _targets(record: HostRecord, card_addresses: set[str]) -> HostTargets:
     declared = set(filter(None, map(_literal, addresses.get("data", "").split(","))))
     data = tuple(sorted(declared | card_addresses))
     return HostTargets(
-        record.host, record.witness, addresses.get("exporter", ""), addresses.get("ping", ""), data
+        record.host,
+        record.witness,
+        addresses.get("exporter", ""),
+        addresses.get("ping", ""),
+        data,
+        tls=addresses.get("metrics_scheme") == "https",
     )
 
 
@@ -101,6 +122,8 @@ def scrape_files(targets: Iterable[HostTargets]) -> Mapping[str, str]:
 
 def _group(target: HostTargets, endpoint: str) -> dict[str, object]:
     labels = {"host": target.host, "witness": str(int(target.witness))}
+    if target.tls:
+        labels["__scheme__"] = "https"
     return {"targets": [endpoint], "labels": labels}
 
 

@@ -12,6 +12,8 @@ import grpc
 from controlplane.base.addresses import HostPort
 from controlplane.base.card_cli import CardCli
 from controlplane.base.card_identify import CardIdentify
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.http_tls import HttpTls
 from controlplane.base.logging import get_logger
 from controlplane.cluster.administration import Administration
 from controlplane.cluster.api import ClusterServer
@@ -45,7 +47,7 @@ from controlplane.cluster.pki_api import PkiServicer
 from controlplane.cluster.prometheus_source import PrometheusSource
 from controlplane.cluster.queries import Queries
 from controlplane.cluster.revocations import Revocations
-from controlplane.cluster.settings import DOCKER, ClusterSettings
+from controlplane.cluster.settings import DOCKER, MTLS, ClusterSettings
 from controlplane.cluster.supervisor import MemberSupervisor
 from controlplane.cluster.trust import Trust
 from controlplane.store.election import Standing
@@ -202,7 +204,9 @@ class ClusterService:
 
 def _metric_source(settings: ClusterSettings) -> MetricSource:
     if settings.metrics == "exporters":
-        return ExporterSource(METRICS_SECONDS)
+        files = CredentialFiles.in_directory(settings.pki_dir)
+        tls = HttpTls(files, server=False) if settings.security == MTLS else None
+        return ExporterSource(METRICS_SECONDS, tls)
     max_age = settings.scrape_seconds * SCRAPES_KEPT
     return PrometheusSource(settings.prometheus_url, METRICS_SECONDS, max_age)
 

@@ -64,6 +64,7 @@ class ClusterSettings:
     cycle_seconds: float
     exporter_port: int
     ping_port: int
+    exporter_tls: bool
     data_addresses: tuple[str, ...]
     metrics: Literal["prometheus", "exporters"]
     prometheus_url: str
@@ -120,6 +121,7 @@ class ClusterSettings:
             "etcd_peer": self.peer_url,
             **({"ping": self.ping_endpoint} if self.ping_endpoint else {}),
             **({"data": ",".join(self.data_addresses)} if self.data_addresses else {}),
+            **({"metrics_scheme": "https"} if self.exporter_tls else {}),
         }
 
 
@@ -314,6 +316,7 @@ _KEYS = {
     "AWC_CYCLE_SECONDS": _Key("cycle_seconds", _number(float, 0.1, 3600), "6"),
     "AWC_EXPORTER_PORT": _Key("exporter_port", _PORT, "7891"),
     "AWC_PING_PORT": _Key("ping_port", _PORT, "9427"),
+    "AWC_EXPORTER_TLS": _Key("exporter_tls", _flag, "0"),
     "AWC_DATA_ADDRESSES": _Key("data_addresses", _addresses, ""),
     "AWC_METRICS": _Key("metrics", _metrics, "prometheus"),
     "AWC_PROMETHEUS_URL": _Key("prometheus_url", _url, "http://127.0.0.1:9090"),
@@ -350,6 +353,10 @@ def _cross_check(settings: ClusterSettings) -> None:
                 "choose another directory"
             )
     _check_prometheus(settings)
+    if settings.exporter_tls and settings.security != MTLS:
+        raise SettingsError(
+            f"AWC_EXPORTER_TLS=1 needs the certificates of AWC_SECURITY={MTLS}: set it to 0, or change that"
+        )
     if settings.security == MTLS:
         _check_name(settings.host)
     elif not is_loopback(settings.address):

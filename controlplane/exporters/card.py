@@ -24,6 +24,7 @@ from controlplane.base.card_cli import CardCli, CardCliError, ListedCard
 from controlplane.base.logging import configure_logging, get_logger
 from controlplane.exporters.serving import (
     InsecureOption,
+    TlsOption,
     listen_address,
     no_background,
     run_exporter,
@@ -135,15 +136,18 @@ def command(
     card_cli: Annotated[str, typer.Option(help="Command that lists the cards.")] = "akv-softcard list --json",
     timeout: Annotated[float, typer.Option(help="Deadline of one card CLI call, seconds.", min=0.1)] = 5.0,
     max_age: Annotated[float, typer.Option(help="Scrapes share an answer this old, seconds.", min=0)] = 1.0,
+    tls_dir: TlsOption = None,
     insecure: InsecureOption = False,
     _version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     """Serve the state of this host's cards to Prometheus."""
     words = _command_words(card_cli)
     configure_logging(PROGRAM)
-    address = listen_address(listen, DEFAULT_PORT, insecure)
+    address = listen_address(listen, DEFAULT_PORT, insecure, tls_dir)
     exporter = CardExporter(CardReader(CardCli(words, timeout), max_age))
-    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, exporter.render, no_background)))
+    run_exporter(
+        address, lambda: uvloop.run(serve_until_signal(address, exporter.render, no_background, tls_dir))
+    )
 
 
 def main() -> None:

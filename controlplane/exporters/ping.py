@@ -21,6 +21,7 @@ from controlplane.base.logging import configure_logging
 from controlplane.exporters.pinger import IcmpProbe, Pinger, PingOptions, TargetsFile
 from controlplane.exporters.serving import (
     InsecureOption,
+    TlsOption,
     listen_address,
     run_exporter,
     serve_until_signal,
@@ -77,17 +78,17 @@ def command(
     listen: Annotated[str, typer.Option(help="Address to serve on, ADDR[:PORT].")] = "127.0.0.1:9427",
     targets: Annotated[Path, typer.Option(help="File that says whom to ping.")] = DEFAULT_TARGETS,
     source: Annotated[str, typer.Option(help="Address to ping from; default: by the routes.")] = "",
-    interval: Annotated[float, typer.Option(help="Seconds between pings.", min=0.05, max=60)] = 1.0,
-    timeout: Annotated[float, typer.Option(help="A later reply is a loss, seconds.", min=0.05)] = 1.0,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between pings, and to a loss.", min=0.05, max=60)
+    ] = 1.0,
     window: Annotated[float, typer.Option(help="Loss is of this many seconds.", min=0.5, max=600)] = 20.0,
+    tls_dir: TlsOption = None,
     insecure: InsecureOption = False,
     _version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     """Serve the packet loss to the other hosts to Prometheus."""
-    address = listen_address(listen, DEFAULT_PORT, insecure)
-    if timeout > interval:
-        raise typer.BadParameter(f"{timeout:g} s is longer than --interval", param_hint="--timeout")
-    options = PingOptions(interval, timeout, window)
+    address = listen_address(listen, DEFAULT_PORT, insecure, tls_dir)
+    options = PingOptions(interval, interval, window)
     if window < options.minimum * interval:
         raise typer.BadParameter(
             f"{window:g} s hold fewer than {options.minimum} pings at --interval {interval:g}",
@@ -101,7 +102,7 @@ def command(
     async def render() -> bytes:
         return generate_latest(registry)
 
-    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, render, pinger.run)))
+    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, render, pinger.run, tls_dir)))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from controlplane.base.logging import configure_logging
 from controlplane.base.version import program_version
 from controlplane.exporters.serving import (
     InsecureOption,
+    TlsOption,
     listen_address,
     no_background,
     run_exporter,
@@ -53,11 +54,12 @@ class WitnessCollector:
 def command(
     listen: Annotated[str, typer.Option(help="Address to serve on, ADDR[:PORT].")] = "127.0.0.1:7891",
     name: Annotated[str, typer.Option(help="Name of this host; default: the machine's.")] = "",
+    tls_dir: TlsOption = None,
     insecure: InsecureOption = False,
     _version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     """Serve a witness host's presence to Prometheus."""
-    address = listen_address(listen, DEFAULT_PORT, insecure)
+    address = listen_address(listen, DEFAULT_PORT, insecure, tls_dir)
     configure_logging(PROGRAM)
     registry = CollectorRegistry()
     registry.register(WitnessCollector(name or socket.gethostname(), time.time()))
@@ -65,7 +67,7 @@ def command(
     async def render() -> bytes:
         return generate_latest(registry)
 
-    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, render, no_background)))
+    run_exporter(address, lambda: uvloop.run(serve_until_signal(address, render, no_background, tls_dir)))
 
 
 def main() -> None:

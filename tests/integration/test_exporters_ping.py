@@ -18,7 +18,7 @@ from tests.support.addresses import LoopbackNet
 from tests.support.procs import Program, python_module, wait_until
 
 PORT = 9427
-FAST = ("--interval", "0.2", "--timeout", "0.2", "--window", "4")
+FAST = ("--interval", "0.2", "--window", "4")
 
 
 def scrape(address: str, port: int = PORT) -> dict[tuple[str, str], float]:
@@ -109,7 +109,6 @@ async def test_many_destinations_at_once_each_get_their_own_reply(
     [
         (("--listen", "192.0.2.1"), "not a loopback"),
         (("--source", "here"), "not an IPv4 or IPv6"),
-        (("--timeout", "2"), "longer than --interval"),
         (("--window", "2"), "fewer than 5 pings"),
     ],
 )

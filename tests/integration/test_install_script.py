@@ -104,7 +104,9 @@ def test_a_witness_and_an_address_beyond_loopback(root: Path) -> None:
     settings = (root / CONFIG / "awide-cluster.env").read_text().splitlines()
     assert {"AWC_WITNESS=1", "AWC_ADDRESS=192.0.2.12"} <= set(settings)
     assert not any(line.startswith("AWC_SECURITY") for line in settings)
-    assert "AWC_EXPORTER_FLAGS=--insecure" in (root / CONFIG / "exporters.env").read_text()
+    assert "AWC_EXPORTER_TLS=1" in settings
+    flags = (root / CONFIG / "exporters.env").read_text()
+    assert "AWC_EXPORTER_FLAGS=--tls-dir /var/lib/awide-cluster/pki" in flags
 
 
 def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> None:

@@ -60,6 +60,16 @@ class ClusterHost:
         return command
 
     @property
+    def exporter_security(self) -> tuple[str, ...]:
+        """Options of exporters: with certificates they serve HTTPS."""
+        return ("--tls-dir", str(self.pki_dir)) if self.secure else ()
+
+    @property
+    def exporters_wait(self) -> bool:
+        """Whether exporters serve only once this host has joined a cluster, and has a certificate."""
+        return self.secure and not (self.pki_dir / "cert.pem").exists()
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """What is added to the environment of the service."""
         return {}
@@ -134,6 +144,7 @@ class ClusterHost:
             "AWC_METRICS": "exporters",
             "AWC_MONITORING_DIR": str(self.monitoring_dir),
             "AWC_SECURITY": "mtls" if self.secure else "insecure-loopback",
+            "AWC_EXPORTER_TLS": str(int(self.secure)),
             "AWC_ADMIN_SOCKET": str(self.admin_socket),
             **extra,
         }
@@ -153,12 +164,14 @@ class ClusterHost:
 
     def start_exporter(self) -> None:
         """Start the card exporter and wait until it is ready."""
-        self.begin_exporter().wait_event("ready", START_SECONDS)
+        event = "no certificate yet" if self.exporters_wait else "ready"
+        self.begin_exporter().wait_event(event, START_SECONDS)
 
     def begin_exporter(self) -> Program:
         """Start the card exporter."""
         listen = f"{self.address}:{EXPORTER_PORT}"
-        arguments = ("--listen", listen, "--card-cli", str(self.directory / "cards"), "--max-age", "0.1")
+        cli = ("--card-cli", str(self.directory / "cards"), "--max-age", "0.1")
+        arguments = ("--listen", listen, *cli, *self.exporter_security)
         self.exporter = Program(self.place(python_module("controlplane.exporters.card", *arguments)))
         return self.exporter
 

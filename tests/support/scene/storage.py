@@ -91,7 +91,8 @@ class StorageHost(ClusterHost):
             self.begin_card(spec) for spec in self.specs.values() if not running(self.cards.get(spec.serial))
         ]
         if not running(self.exporter):
-            begun.append(self.begin_exporter())
+            exporter = self.begin_exporter()
+            begun += [] if self.exporters_wait else [exporter]
         if not running(self.service):
             begun.append(self.begin())
         return begun

@@ -13,7 +13,7 @@ from tests.support.scene.storage import StorageHost, running
 PING_PORT = 9427
 SCRAPE_SECONDS = 1.0
 # Loose enough for a loaded machine, and short enough for a test.
-_PING_TIMES = ("--interval", "0.25", "--timeout", "0.25", "--window", "3")
+_PING_TIMES = ("--interval", "0.25", "--window", "3")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class WatchedHost(StorageHost):
     def begin_exporter(self) -> Program:
         if not self.witness:
             return super().begin_exporter()
-        arguments = ("--listen", f"{self.address}:7891", "--name", self.name)
+        arguments = ("--listen", f"{self.address}:7891", "--name", self.name, *self.exporter_security)
         self.exporter = Program(self.place(python_module("controlplane.exporters.witness", *arguments)))
         return self.exporter
 
@@ -44,9 +44,10 @@ class WatchedHost(StorageHost):
         if not running(self.ping):
             listen = ("--listen", f"{self.address}:{PING_PORT}")
             targets = ("--targets", str(self.monitoring_dir / "ping-targets.json"))
-            command = python_module("controlplane.exporters.ping", *listen, *targets, *_PING_TIMES)
+            arguments = (*listen, *targets, *_PING_TIMES, *self.exporter_security)
+            command = python_module("controlplane.exporters.ping", *arguments)
             self.ping = Program(self.place(command), name=f"ping-{self.name}")
-            begun.append(self.ping)
+            begun += [] if self.exporters_wait else [self.ping]
         return begun
 
     def start_prometheus(self) -> None:
