@@ -23,7 +23,8 @@ class Fault:
     `may_lose`: by gateway, the cards that it may stop to use; no other card may leave any gateway.
     `members_down`: hosts whose part in the quorum is harmed. `blind`: gateways that may not be able to read
     the cluster; `cut`: those that may not when something else happens too. `reset`: gateways whose dataplane
-    begins anew, so that everything leaves and comes back.
+    begins anew, so that everything leaves and comes back. `pings_lost`: hosts lost pings, and will tell of it
+    for as long as their window is, also when the fault is over.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Fault:
     blind: frozenset[str] = frozenset()
     reset: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
+    pings_lost: bool = False
 
     def and_(self, other: Fault) -> Fault:
         """Both at once."""
@@ -42,6 +44,7 @@ class Fault:
             self.members_down | other.members_down,
             self.blind | other.blind | self.cut | other.cut,
             self.reset | other.reset,
+            pings_lost=self.pings_lost or other.pings_lost,
         )
 
 
@@ -242,7 +245,8 @@ def host_isolated(scene: Scene, chance: random.Random) -> Fault:
     """No packet comes or goes."""
     host = _host(scene, chance)
     scene.network.isolate(host.net)
-    return Fault(f"{host.name} isolated", _everywhere(scene, host), frozenset({host.name}))
+    down = frozenset({host.name})
+    return Fault(f"{host.name} isolated", _everywhere(scene, host), down, pings_lost=scene.monitored)
 
 
 def card_cut_from_gateway(scene: Scene, chance: random.Random) -> Fault:

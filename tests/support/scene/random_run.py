@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from controlplane.apps.demo.errors import DemoError
-from tests.support.scene.checks import GRACE_SECONDS, MOVED, OUT, LogMark, assert_one_writer
+from tests.support.scene.checks import GRACE_SECONDS, MOVED, OUT, LogMark, assert_one_writer, logged_at
 from tests.support.scene.faults import ALSO, HARMS, Fault, Harm, prometheus_harmed
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.scene import Scene
 from tests.support.scene.traffic import Traffic
+from tests.support.scene.watched import SCRAPE_SECONDS, WINDOW_SECONDS
 
 # How long a fault stands: mostly a moment, sometimes longer than the leader's lease and a card's deadline.
 SHORT_SECONDS, LONG_SECONDS, LONG_SHARE = (0.3, 2.0), (5.5, 7.0), 0.2
+VERDICTS_TOLD = 16
+# A window of pings, a scrape, a cycle and a gateway's polls later nothing of lost pings is left.
+ECHO_SECONDS = WINDOW_SECONDS + SCRAPE_SECONDS + 1.5
 # So many faults come with a second one at the same time.
 PAIR_SHARE = 0.25
 # How long a quorum with its majority may need to answer: the old leader's lease, on a loaded machine.
@@ -60,8 +65,15 @@ class RandomRun:
                 assert self.scene.wait_same_plan() == plan, "the slot plan changed"
         except (AssertionError, DemoError) as error:
             listed = "\n".join(f"  {number}. {name}" for number, name in enumerate(self.done, start=1))
-            error.add_note(f"seed {self.seed}, faults:\n{listed}")
+            error.add_note(f"seed {self.seed}, faults:\n{listed}\n{self._verdicts()}")
             raise
+
+    def _verdicts(self) -> str:
+        """The last changes of health, and what gateways made of them."""
+        said = [(logged_at(e), h.name, e) for h in self.scene.members for e in h.logged("health")]
+        said += [(logged_at(e), g.name, e) for g in self.scene.gateways for e in g.events()]
+        last = sorted(said, key=lambda each: each[0])[-VERDICTS_TOLD:]
+        return "\n".join(f"  {at:.1f} {name}: {json.dumps(event)}" for at, name, event in last)
 
     def _harms(self) -> list[Harm]:
         return [harm for harm in HARMS if self.scene.monitored or harm is not prometheus_harmed]
@@ -83,6 +95,9 @@ class RandomRun:
         times.lap("read")
         self.scene.heal()
         times.lap("healed")
+        if fault.pings_lost:
+            self._let_echo_pass()
+            times.lap("echo")
         self._judge(fault, mark, reconnects)
         assert_one_writer(self.scene, began - GRACE_SECONDS)
         times.lap("judged")
@@ -103,6 +118,12 @@ class RandomRun:
             return time.monotonic() > end
 
         self.traffic.pump(over, seconds + ANSWER_SECONDS, f"{fault.name} stands for {seconds:.1f} s")
+
+    def _let_echo_pass(self) -> None:
+        """Until no host remembers lost pings, and what the leader made of them is undone."""
+        end = time.monotonic() + ECHO_SECONDS
+        self.traffic.pump(lambda: time.monotonic() > end, ECHO_SECONDS + ANSWER_SECONDS, "the echo passes")
+        self.scene.wait_well()
 
     def _quorum_answers(self, fault: Fault) -> None:
         """While the fault stands: a majority is well, so every gateway that is not cut off can read."""

@@ -13,7 +13,8 @@ from tests.support.scene.storage import StorageHost, running
 PING_PORT = 9427
 SCRAPE_SECONDS = 1.0
 # Loose enough for a loaded machine, and short enough for a test.
-_PING_TIMES = ("--interval", "0.25", "--window", "3")
+WINDOW_SECONDS = 3.0
+_PING_TIMES = ("--interval", "0.25", "--window", str(WINDOW_SECONDS))
 
 
 @dataclass
