@@ -6,8 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,11 @@ from tests.support.cluster_hosts import (
     join_all,
     wait_voters,
 )
-from tests.support.procs import wait_until
+from tests.support.procs import suspend, wait_until
 
 pytestmark = pytest.mark.slow
+
+CARDS = {"L0P1", "L0P2", "L0P3"}
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +53,29 @@ def settle(hosts: list[ClusterHost]) -> None:
     wait_voters(hosts[0], 3)
     for host in hosts:
         wait_until(host.etcd.has_leader, f"{host.name}'s etcd has a leader")
-    wait_until(lambda: ask_cluster(hosts[0])["leader"], "a leader")
+    leader_of(hosts)
 
 
 def leader_of(hosts: list[ClusterHost], asked: ClusterHost | None = None) -> ClusterHost:
-    name = ""
-
-    def probe() -> str:
-        with contextlib.suppress(CallError):
-            return str(ask_cluster(asked or hosts[0])["leader"])
-        return ""
-
-    name = wait_until(probe, "a leader")
+    name = str(wait_document(asked or hosts[0], lambda document: document["leader"], "a leader")["leader"])
     return next(host for host in hosts if host.name == name)
+
+
+def wait_document(asked: ClusterHost, right: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+    """get_cluster's document, once it is answered and right."""
+
+    def probe() -> dict[str, Any] | None:
+        with contextlib.suppress(CallError):
+            document = ask_cluster(asked)
+            return document if right(document) else None
+        return None
+
+    return wait_until(probe, what, every=0.1)
+
+
+def wait_cards(asked: ClusterHost) -> None:
+    """Until the host answers, with all cards."""
+    wait_document(asked, lambda document: set(cards_of(document)) == CARDS, "all cards")
 
 
 def member_ids(host: ClusterHost) -> dict[str, str]:
@@ -79,7 +92,7 @@ def test_another_host_leads_when_the_leaders_service_is_killed(hosts: list[Clust
     follower = wait_until(
         lambda: next((h for h in others if leader_of(hosts, others[0]) is h), None), "another leads"
     )
-    assert set(cards_of(ask_cluster(follower))) == {"L0P1", "L0P2", "L0P3"}
+    wait_cards(follower)
     leader.start()
     settle(hosts)
     assert member_ids(hosts[0]) == ids, "the restarted host is the member it was"
@@ -114,7 +127,8 @@ def test_lost_data_of_a_running_member_are_replaced_through_the_others(hosts: li
     settle(hosts)
     now = member_ids(hosts[0])
     assert (now["host-1"], now["host-3"]) == (ids["host-1"], ids["host-3"])
-    assert ask_cluster(hosts[1])["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}
+    quorum = {"members": 3, "tolerated_failures": 1}
+    wait_document(hosts[1], lambda document: document["etcd_quorum"] == quorum, "the quorum is whole")
 
 
 def test_data_lost_while_the_leaders_host_was_down_are_replaced_too(hosts: list[ClusterHost]) -> None:
@@ -146,13 +160,13 @@ def test_foreign_data_are_not_served(hosts: list[ClusterHost]) -> None:
 def test_a_suspended_member_is_kept_and_works_again(hosts: list[ClusterHost]) -> None:
     ids = member_ids(hosts[0])
     pid = hosts[2].etcd_pid()
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         cycles = len(leader_of(hosts).running.events("cycle"))
         wait_until(
             lambda: len(leader_of(hosts).running.events("cycle")) > cycles + 4, "the leader goes on", 30.0
         )
-        assert set(cards_of(ask_cluster(hosts[2]))) == {"L0P1", "L0P2", "L0P3"}, "its host asks the others"
+        wait_cards(hosts[2])  # it asks the others
         assert member_ids(hosts[0]) == ids
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -181,7 +195,7 @@ def test_without_a_quorum_members_are_still_told_and_get_cluster_says_why_not(
     before = ask_members(hosts[0])
     pids = [hosts[1].etcd_pid(), hosts[2].etcd_pid()]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
     try:
         assert [m["member_id"] for m in ask_members(hosts[0])["members"]] == [
             m["member_id"] for m in before["members"]
@@ -197,14 +211,17 @@ def test_without_a_quorum_members_are_still_told_and_get_cluster_says_why_not(
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
     settle(hosts)
-    assert [host["enabled"] for host in ask_cluster(hosts[0])["hosts"]] == [1, 1, 1]
+    document = wait_document(hosts[0], lambda document: document["hosts"], "the hosts")
+    assert [host["enabled"] for host in document["hosts"]] == [1, 1, 1]
 
 
 def test_remove_node_is_refused_when_it_would_cost_the_quorum(hosts: list[ClusterHost]) -> None:
     hosts[2].running.suspend()
     pid = hosts[2].etcd_pid()
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
+        # Raft may have to choose another leader first.
+        wait_document(hosts[0], lambda document: document["hosts"], "the others answer")
         outcome = clustercli("--host", hosts[0].api, "remove_node", "-n", "host-2")
         assert outcome.returncode == 1
         assert "quorum would be lost" in outcome.stderr
@@ -221,16 +238,17 @@ def test_a_host_that_was_removed_while_it_was_down_stays_out_until_add_node(host
     assert cli_json(hosts[0], "remove_node", "-n", gone.name)["forgotten_serials"] == []
     gone.start()
     gone.running.wait_event("host left the cluster", 30.0)
-    shown = ask_cluster(hosts[0])
+    quorum = {"members": 2, "tolerated_failures": 0}
+    shown = wait_document(hosts[0], lambda document: document["etcd_quorum"] == quorum, "two are left")
     assert [host["enabled"] for host in shown["hosts"]] == [1, 1, 0]
-    assert shown["etcd_quorum"] == {"members": 2, "tolerated_failures": 0}
     assert cards_of(shown)["L0P3"]["slot"] >= 0, "its card keeps its slot"
     refused = clustercli("--host", gone.api, "get_cluster")
     assert refused.returncode == 1
     assert "in no cluster" in refused.stderr
     cli_json(gone, "add_node", "-n", hosts[0].api)
     settle(hosts)
-    assert [host["enabled"] for host in ask_cluster(gone)["hosts"]] == [1, 1, 1]
+    document = wait_document(gone, lambda document: document["hosts"], "the hosts")
+    assert [host["enabled"] for host in document["hosts"]] == [1, 1, 1]
 
 
 def _etcd_pid(host: ClusterHost) -> int:

@@ -29,7 +29,7 @@ from tests.support.cluster_hosts import (
     join_all,
     wait_voters,
 )
-from tests.support.procs import Program, python_module, wait_until
+from tests.support.procs import Program, python_module, suspend, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -80,6 +80,17 @@ def member_id(asked: ClusterHost, host: ClusterHost) -> str:
     return str(members(asked).get(host.name, {}).get("member_id", ""))
 
 
+def wait_quorum(host: ClusterHost, size: int) -> dict[str, Any]:
+    """Until the host shows a quorum of so many; its document."""
+    quorum = {"members": size, "tolerated_failures": (size - 1) // 2}
+
+    def probe() -> dict[str, Any] | None:
+        shown = document(host)
+        return shown if shown.get("etcd_quorum") == quorum else None
+
+    return wait_until(probe, f"a quorum of {size}", 60.0, every=0.1)
+
+
 def wait_replaced(asked: ClusterHost, host: ClusterHost, before: str) -> str:
     """Until the host has another member that is a voter among three; its id."""
     wait_until(lambda: member_id(asked, host) not in {"", before}, f"a new member of {host.name}", 60.0)
@@ -121,14 +132,19 @@ def test_a_learner_that_never_starts_is_given_up_told_and_blocks_no_one(hosts: l
         with add_node_in_background(stuck, hosts[0]):
             wait_until(lambda: members(hosts[0]).get(stuck.name), "a learner that does not start", 30.0)
             cli_json(next_one, "add_node", "-n", hosts[0].api)
-            assert members(hosts[0])[next_one.name]["started"]
-        given_up = [event for host in hosts[:3] for event in host.running.events("learner given up")]
-        told = [event["reason"] for event in given_up if event["host"] == stuck.name]
-        assert told, "on a slow machine others may be late too, and come back by themselves"
+            wait_until(lambda: members(hosts[0]).get(next_one.name, {}).get("started"), "the next one is in")
+        # On a slow machine others may be late too, and come back by themselves.
+        told = wait_until(lambda: given_up(hosts[:3], stuck), "the learner is given up")
         assert "never started" in told[0]
         assert "was taken back" in wait_reason(stuck, "was taken back")
     wait_voters(hosts[0], 5, 60.0)
-    assert document(hosts[0])["etcd_quorum"] == {"members": 5, "tolerated_failures": 2}
+    wait_quorum(hosts[0], 5)
+
+
+def given_up(hosts: list[ClusterHost], learner: ClusterHost) -> list[str]:
+    """Why the hosts gave a learner up."""
+    events = [event for host in hosts for event in host.running.events("learner given up")]
+    return [event["reason"] for event in events if event["host"] == learner.name]
 
 
 def test_two_silent_members_of_five_are_removed_after_their_strikes_and_come_back(
@@ -140,8 +156,8 @@ def test_two_silent_members_of_five_are_removed_after_their_strikes_and_come_bac
     for host in hosts[3:]:
         host.running.kill()
     wait_voters(hosts[0], 3, 60.0)
-    assert document(hosts[0])["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}
-    assert [host["enabled"] for host in document(hosts[0])["hosts"]] == [1] * 5, "they are still wanted"
+    shown = wait_quorum(hosts[0], 3)
+    assert [host["enabled"] for host in shown["hosts"]] == [1] * 5, "they are still wanted"
     for host in hosts[3:]:
         host.start()
     wait_voters(hosts[0], 5, 90.0)
@@ -156,8 +172,13 @@ def test_a_host_whose_peer_address_changed_gets_a_new_member(hosts: list[Cluster
     wait_replaced(hosts[0], moved, before)
     assert members(hosts[0])[moved.name]["peer_urls"] == [f"http://{moved.address}:2390"]
     assert "changed from" in reasons(moved)[0]
-    addresses = {host["host"]: host["addresses"]["etcd_peer"] for host in document(hosts[0])["hosts"]}
-    assert addresses[moved.name].endswith(":2390")
+
+    def written() -> bool:
+        hosts_shown = document(hosts[0]).get("hosts", [])
+        addresses = {host["host"]: host["addresses"]["etcd_peer"] for host in hosts_shown}
+        return str(addresses.get(moved.name)).endswith(":2390")
+
+    wait_until(written, "the host writes its new address down")
 
 
 def test_damaged_data_are_replaced_and_never_served(hosts: list[ClusterHost]) -> None:
@@ -189,7 +210,7 @@ def test_a_host_that_comes_back_with_an_old_data_directory_starts_clean(hosts: l
     assert not host.member_file.exists()
     cli_json(host, "add_node", "-n", hosts[0].api)
     wait_replaced(hosts[0], host, before)
-    assert host.running.events("etcd data set aside")
+    host.running.wait_event("etcd data set aside")
 
 
 def test_a_host_that_was_installed_anew_takes_the_place_it_had(hosts: list[ClusterHost]) -> None:
@@ -207,14 +228,14 @@ def test_a_member_that_was_removed_while_it_was_suspended_is_given_up_by_its_ser
 ) -> None:
     host = hosts[2]
     pid = host.etcd_pid()
-    os.kill(pid, signal.SIGSTOP)  # it hears of nothing; its service has to find out
+    suspend(pid)  # it hears of nothing; its service has to find out
     try:
         cli_json(hosts[0], "remove_node", "-n", host.name)
         host.running.wait_event("host left the cluster", 40.0)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    assert any("was removed from the cluster" in reason for reason in reasons(host))
+    wait_reason(host, "was removed from the cluster")
     cli_json(host, "add_node", "-n", hosts[0].api)
 
 
@@ -264,7 +285,8 @@ def test_a_host_of_another_cluster_gives_no_place_and_is_written_nothing(hosts: 
         shutil.rmtree(second.data_dir)
         assert "it is in cluster other" in wait_reason(second, "it has no place to give")
         assert second.member_file.exists(), "it is still of its own cluster"
-        assert [host["host"] for host in document(first)["hosts"]] == [first.name]
+        shown = wait_until(lambda: document(first).get("hosts"), "its own cluster answers")
+        assert [host["host"] for host in shown] == [first.name]
     finally:
         for host in (first, second):
             host.running.stop()
@@ -290,7 +312,7 @@ def test_a_full_disk_under_etcd_costs_no_data_and_is_told(hosts: list[ClusterHos
         fill(filler)
         with changing_cards(hosts[0]):
             wait_reason(host, "free some space")
-        assert document(hosts[0])["etcd_quorum"]["members"] == 3, "the others go on"
+        wait_quorum(hosts[0], 3)  # the others go on
         filler.unlink()
         wait_until(host.etcd.has_leader, "it serves again", 40.0)
         assert member_id(hosts[0], host) == present, "with the data it had"

@@ -37,7 +37,7 @@ def test_a_changed_peer_address_is_told_with_the_way_back(pair: list[ClusterHost
     host.configure()
     host.start()
     wait_until(host.etcd.has_leader, "it serves again", 40.0)
-    assert ask_members(host)["members"] == before
+    wait_until(lambda: ask_members(host)["members"] == before, "the members are as before")
 
 
 def test_a_host_that_gives_another_hosts_peer_address_is_not_let_in(pair: list[ClusterHost]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import resource
-import signal
 import socket
 import struct
 import subprocess
@@ -20,14 +19,14 @@ import pytest
 from integration.client import Client, Status
 from tests.support.addresses import LoopbackNet
 from tests.support.dataplane import Dataplane, TestCard
-from tests.support.procs import ROOT, python_environment, wait_until
+from tests.support.procs import PATIENCE, ROOT, python_environment, wait_until
 from tests.support.softcard import Card
 
 HEADER = struct.Struct("<IIHHIQQ")
 MAGIC = 0x31564B41
 MIB = 1 << 20
 
-# Leases blocks, begins transfers on a card that does not answer, and says so.
+# Leases blocks and says so; on a word it begins transfers, which a card need not answer, and says so.
 DYING_CLIENT = """
 import sys, threading, os, time
 from integration.client import Client, ClientConfig
@@ -36,6 +35,8 @@ assert client.wait_connected(30)
 blocks = client.alloc(8, 1 << 20)
 keys = [os.urandom(32) for _ in blocks]
 half = len(blocks) // 2
+print("leased", flush=True)
+sys.stdin.readline()
 threading.Thread(target=client.put, args=(keys[:half], blocks[:half], 1), daemon=True).start()
 threading.Thread(target=client.get, args=(keys[half:], blocks[half:], 1), daemon=True).start()
 while client.stats()["gets"] + client.stats()["puts"] < 8:
@@ -43,6 +44,31 @@ while client.stats()["gets"] + client.stats()["puts"] < 8:
 print("transferring", flush=True)
 time.sleep(600)
 """
+
+
+@contextlib.contextmanager
+def dying_client(dataplane: Dataplane) -> Iterator[subprocess.Popen[str]]:
+    """It has leased its blocks, and is killed at the end."""
+    command = [sys.executable, "-c", DYING_CLIENT, str(dataplane.client_socket)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env=python_environment(), cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "leased\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def transfer(process: subprocess.Popen[str]) -> None:
+    """Until its transfers are under way."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "transferring\n"
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +96,8 @@ def check(client: Client) -> None:
 
 
 def connect(dataplane: Dataplane) -> socket.socket:
-    sock = socket.create_connection((dataplane.host, dataplane.port), timeout=10)
-    sock.settimeout(10)
+    sock = socket.create_connection((dataplane.host, dataplane.port), timeout=PATIENCE)
+    sock.settimeout(PATIENCE)
     return sock
 
 
@@ -120,7 +146,7 @@ def test_garbage_leaves_nothing_behind(dataplane: Dataplane, witness: Client) ->
     for _ in range(3):
         round_of_garbage()
         check(witness)
-    assert dataplane.descriptors() == descriptors
+    wait_until(lambda: dataplane.descriptors() <= descriptors, "descriptors are given back")
     assert dataplane.resident_bytes() < memory + 4 * MIB
     assert dataplane.counter("inline_bytes") == dataplane.counter("arena_bytes") == 0
 
@@ -133,7 +159,7 @@ def test_a_thousand_connections_leave_nothing_behind(dataplane: Dataplane, witne
     for _ in range(1000):
         greeted(dataplane).close()
     dataplane.wait_counter("sessions", 1)
-    assert dataplane.descriptors() == descriptors
+    wait_until(lambda: dataplane.descriptors() <= descriptors, "descriptors are given back")
     assert dataplane.resident_bytes() < memory + 2 * MIB
 
 
@@ -148,7 +174,8 @@ def test_half_open_connections_do_not_stay(dataplane: Dataplane, witness: Client
     for sock in silent:
         drained(sock)
         sock.close()
-    assert time.monotonic() - started < 9
+    # Each is hung up on 5 s after it came, without any help of ours.
+    assert time.monotonic() - started < PATIENCE
     dataplane.wait_counter("sessions", 1)
 
 
@@ -173,12 +200,9 @@ def test_a_client_that_never_reads_holds_up_nobody(dataplane: Dataplane, witness
 
 
 def test_leases_of_a_killed_client_come_back(dataplane: Dataplane, witness: Client) -> None:
-    command = [sys.executable, "-c", DYING_CLIENT, str(dataplane.client_socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), cwd=ROOT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"transferring\n"
+    with dying_client(dataplane) as process:
+        transfer(process)
         assert dataplane.counter("leased_bytes") == 8 * MIB
-        process.send_signal(signal.SIGKILL)
     dataplane.wait_counter("leased_bytes", 0)
     dataplane.wait_counter("arena_bytes", 0)
 
@@ -189,15 +213,15 @@ def test_a_client_killed_in_mid_transfer_gives_its_memory_back(
     """While the card may still write, the memory stays; then it is free, and the next client works."""
     with (
         Card(tmp_path, loopback_net.host(2)) as card,
-        Dataplane(tmp_path / "dp", loopback_net, storage_backend="kv-nvme", io_timeout_ms=3000) as dataplane,
+        Dataplane(
+            tmp_path / "dp", loopback_net, storage_backend="kv-nvme", io_timeout_ms=30_000
+        ) as dataplane,
     ):
         dataplane.apply([TestCard.of(card)])
-        card.suspend()
-        command = [sys.executable, "-c", DYING_CLIENT, str(dataplane.client_socket)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), cwd=ROOT) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"transferring\n"
-            process.send_signal(signal.SIGKILL)
+        with dying_client(dataplane) as process:
+            # From here on a keep-alive's time, after which the card would be given up and the memory free.
+            card.suspend()
+            transfer(process)
         dataplane.wait_counter("sessions", 0)
         assert dataplane.counter("leased_bytes") == 8 * MIB
         card.resume()

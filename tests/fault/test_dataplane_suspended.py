@@ -27,7 +27,7 @@ def card(tmp_path: Path, loopback_net: LoopbackNet) -> Iterator[Card]:
 
 @pytest.fixture
 def dataplane(tmp_path: Path, loopback_net: LoopbackNet, card: Card) -> Iterator[Dataplane]:
-    settings = {"storage_backend": "kv-nvme", "io_timeout_ms": 500, "io_timeout_strikes": 100}
+    settings = {"storage_backend": "kv-nvme", "io_timeout_ms": 1500, "io_timeout_strikes": 100}
     with Dataplane(tmp_path / "dp", loopback_net, **settings) as made:
         made.apply([TestCard.of(card)])
         yield made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+def watches(host: WatchedHost, names: list[str]) -> bool:
+    """Its Prometheus is told to ask the exporters for cards and for pings of just these hosts."""
+    files = [host.monitoring_dir / "targets" / f"{name}.json" for name in ("cards", "ping")]
+    return all([group["labels"]["host"] for group in read_json(file)] == names for file in files)
+
+
 def test_every_host_watches_all_hosts_and_pings_the_others(watched: Watched) -> None:
     names = [host.name for host in watched.hosts]
     for host in watched.hosts:
-        for name in ("cards", "ping"):
-            groups = read_json(host.monitoring_dir / "targets" / f"{name}.json")
-            assert [group["labels"]["host"] for group in groups] == names
+        watched.scene.wait(partial(watches, host, names), f"{host.name} watches all hosts")
         pings = read_json(host.monitoring_dir / "ping-targets.json")
         assert pings["source"] == host.name
         assert {target["host"] for target in pings["targets"]} == {*names} - {host.name}

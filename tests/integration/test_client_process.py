@@ -15,6 +15,8 @@ from tests.support.procs import ROOT, Program, python_module, wait_until
 
 KEYS = [bytes([i]) * 32 for i in range(4)]
 LENGTH = 8192
+# Well below the deadline of a call, and long enough for a busy machine.
+NO_WAIT = 3.0
 
 
 @pytest.fixture
@@ -35,29 +37,19 @@ def client(gateway: Program, path: Path) -> Iterator[Client]:
         yield connected
 
 
-def _suspend(gateway: Program) -> None:
-    """Suspend, and wait until every thread stands still: after the signal alone one may finish its turn."""
-    gateway.suspend()
-    tasks = Path(f"/proc/{gateway.pid}/task")
-    wait_until(
-        lambda: all(") T" in (task / "stat").read_text() for task in tasks.iterdir()),
-        "the gateway stands still",
-    )
-
-
 def test_a_get_in_a_suspended_gateway_keeps_its_block_until_it_resumes(
     gateway: Program, client: Client
 ) -> None:
     [source, late, other] = client.alloc(3, LENGTH)
     source.view[:] = b"a" * LENGTH
     assert client.put(KEYS[:1], [source], 1) == [Status.OK]
-    _suspend(gateway)
+    gateway.suspend()
     late.view[:] = b"." * LENGTH
     assert client.get(KEYS[:1], [late], 1, timeout=0.2) == [Got(Status.MISS, 0)]
     assert late.busy
     started = time.monotonic()
     assert client.get(KEYS[:1], [other], 1) == [Got(Status.MISS, 0)]
-    assert time.monotonic() - started < 0.1, "nobody waits for a gateway that is known to be silent"
+    assert time.monotonic() - started < NO_WAIT, "nobody waits for a gateway that is known to be silent"
     assert bytes(late.view) == b"." * LENGTH
     gateway.resume()
     wait_until(lambda: not late.busy, "the late reply")
@@ -69,7 +61,7 @@ def test_a_get_in_a_suspended_gateway_keeps_its_block_until_it_resumes(
 def test_a_put_in_a_suspended_gateway_pins_its_source(gateway: Program, client: Client) -> None:
     [source, other] = client.alloc(2, LENGTH)
     source.view[:] = b"b" * LENGTH
-    _suspend(gateway)
+    gateway.suspend()
     assert client.put(KEYS[:1], [source], 1, timeout=0.2) == [Status.NOT_STORED]
     assert source.busy
     client.free([source])
@@ -84,7 +76,7 @@ def test_blocks_in_transfer_of_a_closed_session_are_busy_until_the_process_is_go
 ) -> None:
     with connect(socket=str(path), silence_limit=0.1, connect_timeout=0.2, backoff_first=0.01) as client:
         [block] = client.alloc(1, LENGTH)
-        _suspend(gateway)
+        gateway.suspend()
         assert client.get(KEYS[:1], [block], 1, timeout=0.1) == [Got(Status.MISS, 0)]
         wait_until(lambda: client.counters.get("sessions_lost") == 1, "the session is given up")
         assert not block.valid
@@ -97,7 +89,7 @@ def test_a_killed_gateway_costs_misses_and_nothing_else(gateway: Program, path: 
     gateway.kill()
     started = time.monotonic()
     assert client.put(KEYS[:1], [b"x"], 1) == [Status.NOT_STORED]
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < NO_WAIT
     path.unlink()
     with Program(python_module("tests.support.gateway", "--socket", str(path)), name="second") as second:
         second.wait_event("ready")

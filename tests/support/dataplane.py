@@ -86,7 +86,8 @@ class Dataplane:
             "state_dir": str(directory),
             "status_file": str(directory / "status.prom"),
             "shared_memory_size": 64 << 20,
-            "io_timeout_ms": 1000,
+            # No card that is well needs as long, however busy the machine.
+            "io_timeout_ms": 5000,
             **settings,
         }
         self.program: Program | None = None
@@ -130,7 +131,7 @@ class Dataplane:
         """SIGTERM; a process that still runs must end by itself and cleanly."""
         self.forget_channel()
         if self.program is not None and self.program.returncode is None:
-            assert self.program.stop(15) == 0, self.program.tail()
+            assert self.program.stop() == 0, self.program.tail()
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -192,5 +193,5 @@ class Dataplane:
         }
         made = Client(ClientConfig(**{**defaults, **settings}))
         # A call before the first session would raise; a refused secret is told at once.
-        made.wait_connected(5)
+        made.wait_connected(PATIENCE)
         return made

@@ -41,6 +41,20 @@ def wait_until(probe: Callable[[], T | None], what: str, seconds: float = PATIEN
         time.sleep(every)
 
 
+def suspend(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands still: after the signal alone one may finish its turn."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _stands_still(pid), f"process {pid} stands still")
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        threads = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):  # a thread that just ended; of a process, it is all
+        return not Path(f"/proc/{pid}").exists()
+    return all(thread.rpartition(") ")[2][0] in "TZX" for thread in threads)
+
+
 def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of our programs run from the source tree."""
     paths = [str(ROOT), str(ROOT / "build" / "gen"), os.environ.get("PYTHONPATH", "")]
@@ -144,8 +158,8 @@ class Program:
         return code
 
     def suspend(self) -> None:
-        """SIGSTOP: the process keeps its sockets and answers nothing."""
-        self._process.send_signal(signal.SIGSTOP)
+        """The process keeps its sockets and answers nothing from now on."""
+        suspend(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 from tests.hosts import NetHost
 from tests.support.clock import SkewedClock
 from tests.support.cluster_hosts import START_SECONDS, ClusterHost
-from tests.support.procs import Program, wait_until
+from tests.support.procs import Program, suspend, wait_until
 from tests.support.softcard import softcard_program
 
 CARD_PORT = 4420
@@ -195,10 +195,10 @@ class StorageHost(ClusterHost):
         shutil.rmtree(self.member_file.parent, ignore_errors=True)
 
     def suspend(self, *pids: int) -> None:
-        """SIGSTOP; `resume` lets them go on."""
+        """Let them stand still; `resume` lets them go on."""
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
             self._suspended.add(pid)
+            suspend(pid)
 
     def slow_down(self, pid: int) -> None:
         """Let the process stand still most of the time, each time for a moment, until `resume`."""
