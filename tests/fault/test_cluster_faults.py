@@ -14,6 +14,7 @@ import pytest
 
 from clustercli.call import CallError
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import (
     ClusterHost,
     ask_cluster,
@@ -21,7 +22,6 @@ from tests.support.cluster_hosts import (
     cards_of,
     cli_json,
     cluster_hosts,
-    clustercli,
     join_all,
     wait_voters,
 )
@@ -200,11 +200,11 @@ def test_without_a_quorum_members_are_still_told_and_get_cluster_says_why_not(
         assert [m["member_id"] for m in ask_members(hosts[0])["members"]] == [
             m["member_id"] for m in before["members"]
         ]
-        outcome = clustercli("--host", hosts[0].api, "get_cluster")
+        outcome = run_cli("--host", hosts[0].api, "get_cluster")
         assert outcome.returncode == 1
         assert "quorum" in outcome.stderr
         assert outcome.stderr.count("\n") == 1
-        removal = clustercli("--host", hosts[0].api, "--timeout", "6", "remove_node", "-n", "host-2")
+        removal = run_cli("--host", hosts[0].api, "--timeout", "6", "remove_node", "-n", "host-2")
         assert removal.returncode == 1
         assert "repeat remove_node" in removal.stderr
     finally:
@@ -222,7 +222,7 @@ def test_remove_node_is_refused_when_it_would_cost_the_quorum(hosts: list[Cluste
     try:
         # Raft may have to choose another leader first.
         wait_document(hosts[0], lambda document: document["hosts"], "the others answer")
-        outcome = clustercli("--host", hosts[0].api, "remove_node", "-n", "host-2")
+        outcome = run_cli("--host", hosts[0].api, "remove_node", "-n", "host-2")
         assert outcome.returncode == 1
         assert "quorum would be lost" in outcome.stderr
         assert ask_cluster(hosts[0])["hosts"][1]["enabled"] == 1
@@ -242,7 +242,7 @@ def test_a_host_that_was_removed_while_it_was_down_stays_out_until_add_node(host
     shown = wait_document(hosts[0], lambda document: document["etcd_quorum"] == quorum, "two are left")
     assert [host["enabled"] for host in shown["hosts"]] == [1, 1, 0]
     assert cards_of(shown)["L0P3"]["slot"] >= 0, "its card keeps its slot"
-    refused = clustercli("--host", gone.api, "get_cluster")
+    refused = run_cli("--host", gone.api, "get_cluster")
     assert refused.returncode == 1
     assert "in no cluster" in refused.stderr
     cli_json(gone, "add_node", "-n", hosts[0].api)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.addresses import LoopbackNet
-from tests.support.cluster_hosts import ClusterHost, ask_members, cli_json, cluster_hosts, clustercli
+from tests.support.cli import run_cli
+from tests.support.cluster_hosts import ClusterHost, ask_members, cli_json, cluster_hosts
 from tests.support.procs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -46,7 +47,7 @@ def test_a_host_that_gives_another_hosts_peer_address_is_not_let_in(pair: list[C
     environment = {"AWC_ADDRESS": first.address, "AWC_API_PORT": "5001", "AWC_ETCD_CLIENT_PORT": "2399"}
     stranger.configure(**environment)
     stranger.start()
-    outcome = clustercli("--host", f"{first.address}:5001", "add_node", "-n", first.api)
+    outcome = run_cli("--host", f"{first.address}:5001", "add_node", "-n", first.api)
     assert outcome.returncode == 1
     assert "is that of host-1: correct AWC_ADDRESS or AWC_HOST" in outcome.stderr
     assert [member["host"] for member in ask_members(first)["members"]] == ["host-1"]
@@ -57,7 +58,7 @@ def test_lost_data_of_the_only_host_are_not_replaced_by_an_empty_cluster(pair: l
     shutil.rmtree(host.data_dir)
     wait_reason(host, "no other host can replace it: restore the data directory")
     starts = len(host.running.events("etcd started"))
-    refused = clustercli("--host", host.api, "get_cluster")
+    refused = run_cli("--host", host.api, "get_cluster")
     assert refused.returncode == 1
     assert len(host.running.events("etcd started")) == starts
     assert not list(Path(host.data_dir).glob("member/wal/*"))

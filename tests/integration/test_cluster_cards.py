@@ -12,6 +12,7 @@ import pytest
 
 from clustercli.call import CallError
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import (
     ClusterHost,
     ask_cards,
@@ -21,7 +22,6 @@ from tests.support.cluster_hosts import (
     cards_of,
     cli_json,
     cluster_hosts,
-    clustercli,
 )
 from tests.support.procs import Program, python_environment, python_module, wait_until
 from tests.support.softcard import Card
@@ -166,10 +166,10 @@ def test_a_second_serial_for_an_nqn_is_a_duplicate_until_the_first_is_forgotten(
         assert "clustercli cards forget WRONG" in place["check_text"]
         assert list(cards_of(ask_cluster(host))) == ["WRONG"]
 
-        refused = clustercli("--host", host.api, "cards", "forget", "WRONG")
+        refused = run_cli("--host", host.api, "cards", "forget", "WRONG")
         assert refused.returncode == 1
         assert "--even-if-listed" in refused.stderr
-        unknown = clustercli("--host", host.api, "cards", "forget", "NOBODY")
+        unknown = run_cli("--host", host.api, "cards", "forget", "NOBODY")
         assert unknown.returncode == 1
         assert "its cards are WRONG" in unknown.stderr
 

@@ -11,7 +11,8 @@ import pytest
 
 from controlplane.cluster.doctor_docker import check_docker
 from tests.support.addresses import LoopbackNet
-from tests.support.cluster_hosts import ClusterHost, card, cli_json, cluster_hosts, clustercli
+from tests.support.cli import run_cli
+from tests.support.cluster_hosts import ClusterHost, card, cli_json, cluster_hosts
 from tests.support.docker_engine import DockerServer, Engine
 from tests.support.softcard import Card
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def report(host: ClusterHost, *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
     """The exit code, and the checks by name."""
-    outcome = clustercli("--host", host.api, "--output", "json", "doctor", *arguments)
+    outcome = run_cli("--host", host.api, "--output", "json", "doctor", *arguments)
     assert outcome.stdout, outcome.stderr
     document: dict[str, Any] = json.loads(outcome.stdout)
     checks = {check["name"]: check for check in document["checks"]}
@@ -79,7 +80,7 @@ def test_a_member_and_a_card_that_another_host_has(tmp_path: Path, loopback_net:
         code, checks = report(second, "-n", first.api)
         assert code == 1
         assert "share a serial or an NQN" in checks["duplicate-xdp7"]["text"]
-        shown = clustercli("--host", second.api, "doctor", "-n", first.api)
+        shown = run_cli("--host", second.api, "doctor", "-n", first.api)
         assert shown.returncode == 1
         for word in ("duplicate-xdp7", "what to do", "not ready"):
             assert word in shown.stdout

@@ -20,6 +20,7 @@ from controlplane.store import kv
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_program
 from tests.support.cluster_hosts import ClusterHost, ask_cluster, cli_json, cluster_hosts, wait_voters
 from tests.support.procs import wait_until
 
@@ -94,6 +95,11 @@ def raft_leader(hosts: list[ClusterHost]) -> str:
     raise AssertionError("no raft leader among the hosts")
 
 
+async def ask(host: ClusterHost, *arguments: str) -> None:
+    """clustercli, beside the load."""
+    await asyncio.to_thread(cli_json, host, *arguments, run=run_program)
+
+
 async def voters(host: ClusterHost, number: int) -> None:
     await asyncio.to_thread(wait_voters, host, number, 60.0)
 
@@ -101,13 +107,13 @@ async def voters(host: ClusterHost, number: int) -> None:
 async def test_no_poll_fails_while_members_come_and_go(tmp_path: Path, loopback_net: LoopbackNet) -> None:
     with cluster_hosts(tmp_path, loopback_net, 5) as hosts:
         first = hosts[0]
-        await asyncio.to_thread(cli_json, first, "create_cluster", "--name", "kv-cache")
+        await ask(first, "create_cluster", "--name", "kv-cache")
         async with under_load(hosts) as (gateways, counts):
             for host in hosts[1:3]:
-                await asyncio.to_thread(cli_json, host, "add_node", "-n", first.api)
+                await ask(host, "add_node", "-n", first.api)
             await voters(first, 3)
             for host in hosts[3:]:
-                await asyncio.to_thread(cli_json, host, "add_node", "-n", first.api)
+                await ask(host, "add_node", "-n", first.api)
             await voters(first, 5)
             shown = await asyncio.to_thread(ask_cluster, first)
             assert shown["etcd_quorum"] == {"members": 5, "tolerated_failures": 2}
@@ -116,7 +122,7 @@ async def test_no_poll_fails_while_members_come_and_go(tmp_path: Path, loopback_
             leaving = [next(h for h in hosts if h.name == name) for name in list(dict.fromkeys(names))[:2]]
             staying = [host for host in hosts if host not in leaving]
             for host in leaving:
-                await asyncio.to_thread(cli_json, staying[0], "remove_node", "-n", host.name)
+                await ask(staying[0], "remove_node", "-n", host.name)
             await voters(staying[0], 3)
             goal = [gateway.polls + 10 for gateway in gateways]
             await asyncio.to_thread(

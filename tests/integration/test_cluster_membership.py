@@ -10,6 +10,7 @@ import pytest
 
 from clustercli.call import CallError
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import (
     ClusterHost,
     ask_cluster,
@@ -17,7 +18,6 @@ from tests.support.cluster_hosts import (
     cards_of,
     cli_json,
     cluster_hosts,
-    clustercli,
     wait_voters,
 )
 from tests.support.procs import Program, python_module, wait_until
@@ -46,10 +46,10 @@ def shown(host: ClusterHost, *serials: str) -> bool:
 
 def test_a_host_in_no_cluster_says_so(hosts: list[ClusterHost]) -> None:
     for command in (["get_cluster"], ["get_members"], ["remove_node", "-n", "host-2"]):
-        outcome = clustercli("--host", hosts[0].api, *command)
+        outcome = run_cli("--host", hosts[0].api, *command)
         assert outcome.returncode == 1
         assert "in no cluster" in outcome.stderr
-    outcome = clustercli("--host", hosts[1].api, "add_node", "-n", hosts[0].api)
+    outcome = run_cli("--host", hosts[1].api, "add_node", "-n", hosts[0].api)
     assert outcome.returncode == 1
     assert "in no cluster" in outcome.stderr
 
@@ -58,7 +58,7 @@ def test_one_host_is_a_cluster_that_tolerates_nothing(hosts: list[ClusterHost]) 
     cli_json(hosts[0], "create_cluster", "--name", "kv-cache")
     assert ask_cluster(hosts[0])["etcd_quorum"] == {"members": 1, "tolerated_failures": 0}
     wait_until(lambda: shown(hosts[0], "L0P1"), "its card")
-    refused = clustercli("--host", hosts[0].api, "remove_node", "-n", "host-1")
+    refused = run_cli("--host", hosts[0].api, "remove_node", "-n", "host-1")
     assert refused.returncode == 1
     assert "last host" in refused.stderr
 
@@ -104,7 +104,7 @@ def test_a_host_with_anothers_name_or_address_is_not_let_in(
     stranger.configure()
     stranger.start()
     try:
-        outcome = clustercli("--host", stranger.api, "add_node", "-n", hosts[0].api)
+        outcome = run_cli("--host", stranger.api, "add_node", "-n", hosts[0].api)
         assert outcome.returncode == 1
         assert "choose another AWC_HOST" in outcome.stderr
     finally:

@@ -15,6 +15,7 @@ from controlplane.model.cards import ClusterSnapshot
 from controlplane.store.client import EtcdClient
 from controlplane.store.snapshot import read_snapshot
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import (
     CYCLE_SECONDS,
     ClusterHost,
@@ -23,7 +24,6 @@ from tests.support.cluster_hosts import (
     cards_of,
     cli_json,
     cluster_hosts,
-    clustercli,
     join_all,
 )
 from tests.support.procs import wait_until
@@ -89,18 +89,18 @@ def test_every_host_gives_the_same_members_and_cluster(hosts: list[ClusterHost])
 
 
 def test_tables_are_for_people(hosts: list[ClusterHost]) -> None:
-    outcome = clustercli("--host", hosts[0].api, "get_cluster")
+    outcome = run_cli("--host", hosts[0].api, "get_cluster")
     assert outcome.returncode == 0
     for word in ("cluster kv-cache", "host-1", "L0P1", "0 healthy", "etcd quorum of 3, tolerates 1"):
         assert word in outcome.stdout
-    assert "voter" in clustercli("--host", hosts[0].api, "get_members").stdout
+    assert "voter" in run_cli("--host", hosts[0].api, "get_members").stdout
 
 
 def test_create_and_add_are_idempotent_and_refuse_another_cluster(hosts: list[ClusterHost]) -> None:
     uuid = ask_cluster(hosts[0])["cluster_uuid"]
     assert cli_json(hosts[0], "create_cluster", "--name", "kv-cache")["cluster_uuid"] == uuid
     assert cli_json(hosts[2], "add_node", "-n", hosts[0].api)["cluster_uuid"] == uuid
-    other = clustercli("--host", hosts[0].api, "create_cluster", "--name", "other")
+    other = run_cli("--host", hosts[0].api, "create_cluster", "--name", "other")
     assert other.returncode == 1
     assert "host-1 is in cluster kv-cache" in other.stderr
     assert len(cli_json(hosts[0], "get_members")["members"]) == 3
@@ -121,7 +121,7 @@ def test_create_and_add_are_idempotent_and_refuse_another_cluster(hosts: list[Cl
 def test_refusals_are_one_sentence_and_an_exit_code(
     hosts: list[ClusterHost], arguments: list[str], code: int, words: list[str]
 ) -> None:
-    outcome = clustercli("--host", hosts[0].api, *arguments)
+    outcome = run_cli("--host", hosts[0].api, *arguments)
     assert outcome.returncode == code
     assert all(word in outcome.stderr for word in words), outcome.stderr
 

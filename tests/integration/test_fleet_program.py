@@ -1,4 +1,4 @@
-"""The whole fleet: three awide-cluster hosts under mTLS, two akv-agents, an HTTP engine, clustercli."""
+"""The whole fleet: three awide-cluster hosts under mTLS, two akv-agents, an HTTP engine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from clustercli.plain import plain
 from clustercli.target import Target
 from tests.support.addresses import LoopbackNet
 from tests.support.agents import write_config
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import (
     ClusterHost,
     ask_members,
     cli_json,
     cluster_hosts,
-    clustercli,
     join_all,
 )
 from tests.support.procs import Program, python_module, wait_until
@@ -136,9 +136,7 @@ def test_models_run_crash_drain_and_outlive_their_agent_and_the_leader(scene: Sc
 
     nodes = wait_until(ready, "both nodes are ready", SECONDS, every=0.3)
     assert [node["node_id"] for node in nodes["nodes"]] == ["gpu-1", "gpu-2"]
-    applied = clustercli(
-        "--host", scene.asked().asked_at, "models", "apply", "--wait", scene.model(2), seconds=90
-    )
+    applied = run_cli("--host", scene.asked().asked_at, "models", "apply", "--wait", scene.model(2))
     assert applied.returncode == 0, applied.stderr
     assert "chat is written: revision 1, 2 replicas" in applied.stdout
     assert "chat-0-0: running on gpu-" in applied.stderr
@@ -151,7 +149,7 @@ def test_models_run_crash_drain_and_outlive_their_agent_and_the_leader(scene: Sc
     check_leader_killed(scene)
     check_drain(scene)
 
-    stopped = clustercli("--host", scene.asked().asked_at, "stop", "chat", seconds=90)
+    stopped = run_cli("--host", scene.asked().asked_at, "stop", "chat")
     assert stopped.returncode == 0, stopped.stderr
     assert "Model chat is stopped" in stopped.stdout
     assert scene.shards() == {}
@@ -171,7 +169,7 @@ def check_logs(scene: Scene, shard: dict[str, Any]) -> None:
         with contextlib.suppress(urllib.error.HTTPError):
             get(shard["address"], "/written-later")
         follower.wait_line("GET /written-later", SECONDS)
-    refused = clustercli("--host", scene.asked().asked_at, "logs", shard["node_id"], "nothing")
+    refused = run_cli("--host", scene.asked().asked_at, "logs", shard["node_id"], "nothing")
     assert refused.returncode == 1
     assert "agent" in refused.stderr
 
@@ -229,7 +227,7 @@ def check_leader_killed(scene: Scene) -> None:
 
 def check_drain(scene: Scene) -> None:
     """A drained node is emptied; both replicas run on the other."""
-    drained = clustercli("--host", scene.asked().asked_at, "drain", "gpu-1", seconds=90)
+    drained = run_cli("--host", scene.asked().asked_at, "drain", "gpu-1")
     assert drained.returncode == 0, drained.stderr
     assert "Node gpu-1 takes no shards and is empty" in drained.stdout
     shards = scene.wait_running("chat-0-0", "chat-1-0")

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,8 +21,9 @@ from clustercli.call import CallError, call_cluster
 from clustercli.target import Target
 from controlplane.cluster.etcd_binary import find_etcd
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import Outcome, run_cli
 from tests.support.etcd import EtcdMember
-from tests.support.procs import ROOT, Program, python_environment, python_module, wait_until
+from tests.support.procs import Program, python_module, wait_until
 
 CYCLE_SECONDS = 0.4
 START_SECONDS = 60.0
@@ -190,30 +189,25 @@ class ClusterHost:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def end(self) -> None:
+        """Kill everything of this host, its etcd with it: what a test that is over has no use for."""
+        for program in (self.exporter, self.service):
+            if program is not None:
+                program.kill()
+
     def stop(self) -> None:
-        """End everything of this host."""
+        """End everything of this host well."""
         for program in (self.exporter, self.service):
             if program is not None:
                 program.stop()
 
 
-def clustercli(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run clustercli and return its outcome."""
-    command = [sys.executable, "-m", "clustercli.main", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=python_environment(),
-        cwd=ROOT,
-        timeout=seconds,
-        check=False,
-    )
+def cli_json(host: ClusterHost, *arguments: str, run: Callable[..., Outcome] = run_cli) -> dict[str, Any]:
+    """Run clustercli against a host; its JSON answer. AssertionError when it fails.
 
-
-def cli_json(host: ClusterHost, *arguments: str) -> dict[str, Any]:
-    """Run clustercli against a host; its JSON answer. AssertionError when it fails."""
-    outcome = clustercli("--host", host.asked_at, "--output", "json", *arguments)
+    A test in which other threads or tasks write to stdout needs `run=run_program`.
+    """
+    outcome = run("--host", host.asked_at, "--output", "json", *arguments)
     assert outcome.returncode == 0, f"{arguments}: {outcome.stderr}\n{host.running.tail()}"
     return dict(json.loads(outcome.stdout))
 
@@ -271,7 +265,8 @@ def cluster_hosts(
         _each(hosts, ClusterHost.start)
         yield hosts
     finally:
-        _each(hosts, ClusterHost.stop)
+        for host in hosts:
+            host.end()
 
 
 def _each(hosts: list[ClusterHost], work: Callable[[ClusterHost], None]) -> None:

@@ -7,35 +7,23 @@ since a check polls many times a second.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import ssl
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from clustercli.main import main as clustercli
 from controlplane.base.credentials import CredentialFiles
+from tests.support.cli import run_cli
 
 ETCD_SECONDS = 2.0
 
 
-def run_cli(arguments: list[str]) -> dict[str, Any]:
+def answer_cli(arguments: list[str]) -> dict[str, Any]:
     """Run clustercli as its program does."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with (
-        patch.object(sys, "argv", ["clustercli", *arguments]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            clustercli()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+    done = run_cli(*arguments)
+    return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
 
 
 def ask_etcd(url: str, pki: str) -> dict[str, Any]:
@@ -61,7 +49,7 @@ def serve() -> None:
     replies = sys.stdout  # commands have another in its place while they run
     for line in sys.stdin:
         order = json.loads(line)
-        answer = run_cli(order["cli"]) if "cli" in order else ask_etcd(order["health"], order["pki"])
+        answer = answer_cli(order["cli"]) if "cli" in order else ask_etcd(order["health"], order["pki"])
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 

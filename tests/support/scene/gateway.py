@@ -86,12 +86,12 @@ class Gateway:
         self.dataplane = self._program("dataplane.main", "dataplane")
         return [self.dataplane]
 
-    def stop(self) -> None:
-        """End both."""
+    def end(self) -> None:
+        """Kill both."""
         self.view.close()
         for program in (self.control, self.dataplane):
             if program is not None:
-                program.stop()
+                program.kill()
 
     def replay(self, name: str, arguments: list[str]) -> Replay:
         """A replay through this gateway. It is a process of the test, not of the host."""

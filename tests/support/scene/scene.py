@@ -6,7 +6,6 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,7 +323,7 @@ def empty_scene(
         console = Console(network.add("operator"))
         stack.callback(console.close)
         scene = Scene(network, directory, console, _trace(directory), pace, monitored, secure)
-        stack.callback(_stop, scene)
+        stack.callback(_end, scene)
         yield scene
 
 
@@ -346,12 +345,11 @@ def three_hosts(
         yield scene
 
 
-def _stop(scene: Scene) -> None:
-    """All at once; each takes its time to end well."""
-    things: list[Gateway | StorageHost] = [*scene.gateways, *scene.hosts.values()]
-    if things:
-        with ThreadPoolExecutor(len(things)) as pool:
-            list(pool.map(lambda thing: thing.stop(), things))
+def _end(scene: Scene) -> None:
+    for gateway in scene.gateways:
+        gateway.end()
+    for host in scene.hosts.values():
+        host.end()
 
 
 def _trace(directory: Path) -> Path:

@@ -221,11 +221,12 @@ class StorageHost(ClusterHost):
             lambda: _pid_other_than(self.etcd_pid, other_than), f"{self.name} runs etcd", seconds
         )
 
-    def stop(self) -> None:
-        self.resume()
-        super().stop()
+    def end(self) -> None:
+        while self._slow:
+            self._slow.pop().end()
+        super().end()
         for card in self.cards.values():
-            card.stop()
+            card.kill()
 
 
 class SlowProcess:

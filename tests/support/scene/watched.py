@@ -78,8 +78,8 @@ class WatchedHost(StorageHost):
         watchers = [p for p in (self.ping, self.prometheus) if p is not None and running(p)]
         return [*super().processes(), *watchers]
 
-    def stop(self) -> None:
+    def end(self) -> None:
         for program in (self.prometheus, self.ping):
             if program is not None:
-                program.stop()
-        super().stop()
+                program.kill()
+        super().end()
