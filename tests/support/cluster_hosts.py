@@ -23,7 +23,7 @@ from controlplane.cluster.etcd_binary import find_etcd
 from tests.support.addresses import LoopbackNet
 from tests.support.cli import Outcome, run_cli
 from tests.support.etcd import EtcdMember
-from tests.support.procs import Program, python_module, wait_until
+from tests.support.procs import Program, python_environment, python_module, wait_until
 
 CYCLE_SECONDS = 0.4
 START_SECONDS = 60.0
