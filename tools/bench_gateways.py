@@ -1,9 +1,11 @@
 """Load one quorum with many gateways: what a poll costs, and how fast a change reaches all of them.
 
-Usage: python -m tools.bench_gateways [--gateways 1000] [--processes 2] [--seconds 30]
+Usage: python -m tools.bench_gateways [--gateways 1000] [--whole 100] [--processes 2] [--seconds 30]
 
 Each simulated gateway is what `akv-gateway` is towards etcd: a client of its own, a linearizable read of the
-whole card set every second, and a watch. All begin within one interval. In the middle of the run a card turns
+whole card set every second, and a watch. `--whole` of them also do a gateway's own work with what they read,
+which takes more of a machine than etcd's part of it does; the others leave it (tools/light_gateway.py). All
+begin within one interval. In the middle of the run a card turns
 sick and, five seconds later, healthy again; the first must reach each gateway by debounced polls, the second
 by the watch. The figures are one JSON object on stdout (docs/scale.md).
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import multiprocessing
 import resource
 import tempfile
@@ -26,6 +29,8 @@ from typing import Any
 from uuid import uuid4
 
 import psutil
+import structlog
+import uvloop
 
 from controlplane.gateway.session import EtcdSession
 from controlplane.model.cards import Health
@@ -34,6 +39,7 @@ from controlplane.model.view import GatewayView
 from controlplane.store.errors import StoreError
 from tests.support.cluster_records import ClusterRecords, TestCard
 from tests.support.etcd import EtcdCluster, run_etcd
+from tools.light_gateway import LightGateway
 
 CARDS = 8
 POLL_SECONDS = 1.0
@@ -116,11 +122,34 @@ class Gateway:
             (self._figures.out_at if is_out else self._figures.back_at).append(now)
 
 
-async def simulate(count: int, endpoints: list[str], victim: str, orders: Connection) -> Figures:
-    """Run `count` gateways; says "ready", measures from "measure" to "end"."""
+class LightFigures:
+    """Takes the polls of light gateways while `measuring`."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self.measuring = False
+
+    def note(self, seconds: float | None) -> None:
+        """One poll; None: it failed."""
+        if not self.measuring:
+            return
+        if seconds is None:
+            self._figures.failed += 1
+        else:
+            self._figures.polls.append(seconds)
+
+
+async def simulate(count: int, whole: int, endpoints: list[str], victim: str, orders: Connection) -> Figures:
+    """Run `count` gateways, `whole` of them with all their work; says "ready", measures from "measure" to
+    "end".
+    """
     figures = Figures()
-    gateways = [
-        Gateway(endpoints[number % 3 :] + endpoints[: number % 3], figures, victim) for number in range(count)
+    light = LightFigures(figures)
+    gateways: list[Gateway | LightGateway] = [
+        Gateway(endpoints[number % 3 :] + endpoints[: number % 3], figures, victim)
+        if number < whole
+        else LightGateway(endpoints[number % 3], POLL_SECONDS, CALL_SECONDS, light.note)
+        for number in range(count)
     ]
     tasks = [
         asyncio.create_task(gateway.run(START_SECONDS / 6 * number / count))
@@ -132,8 +161,10 @@ async def simulate(count: int, endpoints: list[str], victim: str, orders: Connec
     orders.send("ready")
     await asyncio.to_thread(orders.recv)
     before = resource.getrusage(resource.RUSAGE_SELF)
+    light.measuring = True
     for gateway in gateways:
-        gateway.measuring = True
+        if isinstance(gateway, Gateway):
+            gateway.measuring = True
     await asyncio.to_thread(orders.recv)
     after = resource.getrusage(resource.RUSAGE_SELF)
     figures.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -145,12 +176,14 @@ async def simulate(count: int, endpoints: list[str], victim: str, orders: Connec
     return figures
 
 
-def child(count: int, endpoints: list[str], victim: str, orders: Connection) -> None:
+def child(count: int, whole: int, endpoints: list[str], victim: str, orders: Connection) -> None:
     """Entry of a process of simulated gateways."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1024 + DESCRIPTORS_EACH * count
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    orders.send(asdict(asyncio.run(simulate(count, endpoints, victim, orders))))
+    # What a thousand gateways say of an endpoint that is late is no figure.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    orders.send(asdict(uvloop.run(simulate(count, whole, endpoints, victim, orders))))
 
 
 @contextmanager
@@ -159,8 +192,10 @@ def simulators(options: argparse.Namespace, endpoints: list[str], victim: str) -
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(options.processes)]
     share = options.gateways // options.processes
+    whole = options.whole // options.processes
     workers = [
-        context.Process(target=child, args=(share, endpoints, victim, pipe[1]), daemon=True) for pipe in pipes
+        context.Process(target=child, args=(share, whole, endpoints, victim, pipe[1]), daemon=True)
+        for pipe in pipes
     ]
     for worker in workers:
         worker.start()
@@ -206,6 +241,7 @@ def measure(options: argparse.Namespace, cluster: EtcdCluster) -> dict[str, Any]
     polls = sorted(value for part in parts for value in part.polls)
     return {
         "gateways": options.gateways // options.processes * options.processes,
+        "whole": options.whole // options.processes * options.processes,
         "seconds": round(seconds, 1),
         "polls": len(polls),
         "failed_polls": sum(part.failed for part in parts),
@@ -243,6 +279,7 @@ def main() -> None:
     """Run it and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gateways", type=int, default=1000)
+    parser.add_argument("--whole", type=int, default=100, help="how many do all of a gateway's work")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the measurement")
     options = parser.parse_args()

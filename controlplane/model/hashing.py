@@ -6,6 +6,7 @@ tests/vectors/routing.json.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -31,6 +32,7 @@ def mix64(dialog: int, slot: int) -> int:
     return fmix(dialog ^ fmix((slot + 1) * _GOLDEN & _MASK))
 
 
+@lru_cache(maxsize=1024)
 def slot_weight(serial: str, slot: int) -> int:
     """Weight of a card in a slot, by which cards and slots rank each other alike."""
     digest = blake2b(b"akv-slot-1\0" + bytes([slot]) + serial.encode(), digest_size=16).digest()
