@@ -68,6 +68,8 @@ def scan_text(document: Document) -> RenderableType:
 
 def maps_table(document: Document) -> RenderableType:
     """The leader's maps, a line each."""
+    if not document["maps"]:
+        return "No InfiniBand fabric is mapped: no node has a working port, or the leader has begun just now"
     table = Table(title="InfiniBand fabrics", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("fabric", "seen from", "at", "took", "what is on it", "problem"):
         table.add_column(heading)

@@ -23,6 +23,27 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     write_atomically(path, text, 0o600, durable=True, writer=str(os.getpid()))
 
 
+def set_aside(path: Path, size: int) -> None:
+    """Take `size` bytes of the disk for `write_set_aside`. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(b" " * size)
+
+
+def write_set_aside(path: Path, aside: Path, document: dict[str, Any]) -> None:
+    """Replace `path`, as `write_document`, out of what was set aside at `aside`, once: on a full disk too.
+
+    What is left of that space follows the document as blanks. Raises OSError.
+    """
+    text = json.dumps(document, sort_keys=True).encode()
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(descriptor, "wb") as file:
+        file.write(text.ljust(os.fstat(descriptor).st_size))
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(aside, path)
+
+
 def read_document(path: Path) -> dict[str, Any] | None:
     """The document, or None where there is no file. Raises DocumentError."""
     try:

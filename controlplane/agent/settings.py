@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from controlplane.agent.engines.catalog import BUILT_IN, NAME, EngineKind, Variant
+from controlplane.agent.engines.catalog import BUILT_IN, EngineKind, Variant
 from controlplane.base.addresses import HostPort, canonical_address, is_loopback, parse_host_port
 from controlplane.base.config_errors import ConfigError, explain
 from controlplane.base.credentials import CredentialFiles, CredentialsError
 from controlplane.base.pki import PkiError, Role, checked_name
 from controlplane.base.strict_yaml import YamlError, load_mapping
+from controlplane.model.catalogue import ENGINE_NAME
 
 PREFIX = "AKV_AGENT_"
 INSECURE_LOOPBACK = "insecure-loopback"
@@ -249,5 +250,5 @@ def _engine_problems(config: AgentConfig) -> list[str]:
     return [
         f"engines.{name[:60]}: is not the name of an engine; use lower case letters, digits, _ and -"
         for name in config.engines
-        if not NAME.fullmatch(name)
+        if not ENGINE_NAME.fullmatch(name)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from akv.v1 import agent_pb2, fleet_pb2
 
@@ -155,7 +155,7 @@ def _shard(term: Term, assignment: Assignment, place: Place, lines: int) -> flee
         generation=place.generation,
         gpu_uuids=place.gpu_uuids,
         address=_address(term, place, status),
-        reason=_reason(assignment, status),
+        reason=_reason(assignment, status, term.reconciler.setbacks.get(assignment.replica_id, ())),
         failures=status.failures,
         retry_in_seconds=max(0.0, status.retry_at - now) if status.phase is Phase.FAILED else 0.0,
         since=term.wall() - (now - status.since),
@@ -175,10 +175,12 @@ def _address(term: Term, place: Place, status: ShardStatus) -> str:
     return f"[{host}]:{status.port}" if ":" in host else f"{host}:{status.port}"
 
 
-def _reason(assignment: Assignment, status: ShardStatus) -> str:
+def _reason(assignment: Assignment, status: ShardStatus, left: Collection[str]) -> str:
     words = {Phase.PENDING: "not started yet", Phase.UNKNOWN: "its node was not heard yet"}
     reason = status.reason or words.get(status.phase, "")
-    return "; ".join(filter(None, (f"leaves: {assignment.leaving}" if assignment.leaving else "", reason)))
+    leaving = f"leaves: {assignment.leaving}" if assignment.leaving else ""
+    moved = f"moved here, it kept failing on {', '.join(sorted(left))}" if left and not leaving else ""
+    return "; ".join(filter(None, (leaving, moved, reason)))
 
 
 def model_message(spec: ModelSpec) -> fleet_pb2.Model:

@@ -12,7 +12,7 @@ from controlplane.fleet import documents
 from controlplane.fleet.fabric_operations import FabricOperations
 from controlplane.fleet.inventory import Node
 from controlplane.fleet.term import Term
-from controlplane.model.catalogue import CatalogueError, ModelSpec, check_model
+from controlplane.model.catalogue import CatalogueError, ModelSpec, check_model, engine_problem
 from controlplane.store.fleet_records import EngineWanted
 
 MAX_ENGINES = 64
@@ -177,4 +177,8 @@ def _engines(request: pb.SetEnginesRequest) -> tuple[EngineWanted, ...]:
     names = [want.engine for want in request.engines]
     if len(names) > MAX_ENGINES or len(set(names)) != len(names) or not all(names):
         raise InvalidRequest(f"engines wanted are {', '.join(names)[:200]!r}: name each once")
+    for want in request.engines:
+        problem = engine_problem(want.engine, want.version, want.variant)
+        if problem:
+            raise InvalidRequest(f"engines not taken: {problem}")
     return tuple(EngineWanted(w.engine, w.version, w.variant) for w in request.engines)

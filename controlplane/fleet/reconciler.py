@@ -59,7 +59,7 @@ class Reconciler:
         self._due = True
         self._planned = clock()
         self._trouble = ""
-        self._setbacks: Setbacks = {}
+        self.setbacks: Setbacks = {}
         self.unplaced: dict[str, str] = {}
         self.waiting = "the leader has just begun"
 
@@ -88,7 +88,7 @@ class Reconciler:
         self._ledger.check()
         todo = plan(self.picture())
         self._due, self._planned = False, self._clock()
-        self.unplaced, self._setbacks = todo.unplaced, todo.setbacks
+        self.unplaced, self.setbacks = todo.unplaced, todo.setbacks
         await self._carry_out(todo)
         return not todo.empty
 
@@ -108,7 +108,7 @@ class Reconciler:
             statuses=self._shards.statuses,
             now=self._clock(),
             unreadable=frozenset(records.unreadable_models),
-            setbacks=self._setbacks,
+            setbacks=self.setbacks,
         )
 
     def answered(self, node_id: str, request_id: str, error: str, gone: bool) -> None:

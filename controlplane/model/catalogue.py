@@ -16,6 +16,10 @@ MAX_TEXT = 4096
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 DRAIN_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2"})
+# An engine that a node is to install: folders are named by these words, and pip gets the version.
+ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
+ENGINE_VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,63}", re.ASCII)
+ENGINE_VARIANT = re.compile(r"[a-z0-9]{0,20}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 
 
@@ -154,6 +158,17 @@ def _check_profile(profile: Profile) -> None:
         raise CatalogueError(f"{where}: a text is longer than {MAX_TEXT} characters or has a NUL in it")
 
 
+def engine_problem(engine: str, version: str, variant: str) -> str:
+    """Why an engine can't be installed under these words on any node; empty when it can."""
+    if not ENGINE_NAME.fullmatch(engine):
+        return f"{engine[:40]!r} is not an engine's name: use small letters, digits, '_' and '-', at most 40"
+    if not ENGINE_VERSION.fullmatch(version):
+        return f"{version[:40]!r} is not a version of {engine}: write an exact one, as 0.11.0"
+    if not ENGINE_VARIANT.fullmatch(variant):
+        return f"{variant[:40]!r} is not a variant of {engine}: use small letters and digits, at most 20"
+    return ""
+
+
 def _name(name: str, what: str) -> None:
     if not _NAME.fullmatch(name):
         raise CatalogueError(
@@ -163,4 +178,5 @@ def _name(name: str, what: str) -> None:
 
 def _within(value: float, low: float, high: float, what: str) -> None:
     if not low <= value <= high:
-        raise CatalogueError(f"{what} is {value:g}, which is not in {low:g}..{high:g}")
+        shown = value if isinstance(value, int) else f"{value:g}"
+        raise CatalogueError(f"{what} is {shown}, which is not in {low:g}..{high:g}")

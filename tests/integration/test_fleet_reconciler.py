@@ -193,6 +193,7 @@ async def test_what_keeps_failing_on_one_node_runs_on_another(host: FleetHost) -
             await eventually(lambda n=number: len(bad.starts) == n, f"start {number} came", SECONDS)  # type: ignore[misc]
             await bad.crash("m-0-0")
         moved = await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="gpu-2", failures=0)
+        assert moved.reason == "moved here, it kept failing on gpu-1"
         assert moved.generation > bad.starts[-1].generation
         assert len(bad.starts) == 3
 

@@ -248,6 +248,27 @@ async def test_engines_are_wanted_of_every_node_at_once_and_of_later_ones(host: 
         assert [e.engine for e in shown.engines] == ["vllm", "llamacpp"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "variant"),
+    [
+        ("../x", "1", ""),
+        ("vllm", "; rm -rf /", ""),
+        ("vllm", ">=1", ""),
+        ("vllm", "", ""),
+        ("vllm", "1", "~/x"),
+    ],
+)
+async def test_engines_that_can_be_on_no_node_are_refused(
+    host: FleetHost, engine: str, version: str, variant: str
+) -> None:
+    wanted = [pb.EngineWant(engine=engine, version=version, variant=variant)]
+    async with host.operator() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="engines not taken") as refused:
+            await stub.SetEngines(fleet_pb2.SetEnginesRequest(engines=wanted), timeout=SECONDS)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert host.term.ledger.records.engines == ()
+
+
 async def test_a_node_is_forgotten_only_when_it_is_gone(host: FleetHost) -> None:
     agent = await connected(host)
     await eventually(lambda: "gpu-1" in host.term.ledger.records.nodes, "it is written down", SECONDS)

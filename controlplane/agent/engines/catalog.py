@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
-VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,63}", re.ASCII)
-VARIANT = re.compile(r"[a-z0-9]{0,20}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from controlplane.agent.engines.catalog import NAME, VARIANT, VERSION, EngineKind
+from controlplane.agent.engines.catalog import EngineKind
 from controlplane.agent.files import DocumentError, read_document, write_document
 from controlplane.agent.shards.orders import EngineHome
+from controlplane.model.catalogue import engine_problem
 
 MANIFEST = "engine.json"
 _SEPARATOR = "~"
@@ -42,11 +43,7 @@ class Wanted:
 
     def problem(self) -> str:
         """Why it can't be a folder or a requirement; empty when it can."""
-        if not NAME.fullmatch(self.engine):
-            return "the engine's name is not one"
-        if not VERSION.fullmatch(self.version):
-            return f"{self.version[:40]!r} is not a version; write an exact one, as 0.11.0"
-        return "" if VARIANT.fullmatch(self.variant) else f"{self.variant[:40]!r} is not a variant"
+        return engine_problem(self.engine, self.version, self.variant)
 
 
 @dataclass(frozen=True, slots=True)

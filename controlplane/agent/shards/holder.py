@@ -162,29 +162,38 @@ class Holder:
             at=time.time(),
         )
         self._log.close()
-        self._write("ended", self._state.engine, ended, patience=RECORD_SECONDS)
+        self._write("ended", self._state.engine, ended)
 
-    def _write(
-        self,
-        phase: HolderPhase,
-        engine: ProcessId | None = None,
-        ended: Exit | None = None,
-        patience: float = 0.0,
-    ) -> None:
-        """Write the record; a full disk does not end an engine, and its end is tried for a while."""
+    def _write(self, phase: HolderPhase, engine: ProcessId | None = None, ended: Exit | None = None) -> None:
+        """Write the record; a full disk does not end an engine, and its end is on record all the same."""
         old = self._state
         self._state = HolderState(old.token, phase, old.holder, engine, old.started, ended)
-        give_up = time.monotonic() + patience
-        while True:
-            try:
-                self._directory.write_state(self._state)
-            except OSError as error:
-                print(f"record not written: {error}", file=sys.stderr, flush=True)
-            else:
-                return
+        give_up = time.monotonic() + (RECORD_SECONDS if ended is not None else 0.0)
+        while not self._written():
             if time.monotonic() >= give_up:
                 return
             time.sleep(1.0)
+
+    def _written(self) -> bool:
+        try:
+            self._directory.write_state(self._state)
+        except OSError as error:
+            _complain(f"record not written: {error}")
+        else:
+            return True
+        if self._state.exit is None:
+            return False
+        # Fails too where each write needs new space, as on file systems that copy on write.
+        with suppress(OSError):
+            self._directory.write_end(self._state)
+            return True
+        return False
+
+
+def _complain(text: str) -> None:
+    """Say it in holder.err, which lies on the same disk as the records: a full one must not end an engine."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def _prepare_child(cgroup: str) -> None:
@@ -252,7 +261,7 @@ def main(arguments: list[str]) -> int:
     try:
         spec, token = directory.spec()
     except RecordError as error:
-        print(error, file=sys.stderr)
+        _complain(str(error))
         return _UNUSABLE
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     Holder(directory, spec, token).run(wake)

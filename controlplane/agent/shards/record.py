@@ -13,13 +13,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from controlplane.agent.files import DocumentError, read_document, write_document
+from controlplane.agent.files import (
+    DocumentError,
+    read_document,
+    set_aside,
+    write_document,
+    write_set_aside,
+)
 from controlplane.agent.shards.output import last_lines
 from controlplane.agent.shards.process import ProcessId, process_from_json
 from controlplane.agent.shards.spec import ShardSpec, SpecError, spec_from_json
 
 SPEC, STATE, INTENT, LOCK, LOG = "spec.json", "state.json", "intent.json", "holder.lock", "output.log"
 HOLDER_ERRORS = "holder.err"
+# A record of an end has 4 KiB of last output at most, and each byte of that can become six in JSON.
+SET_ASIDE, SET_ASIDE_BYTES = "state.reserve", 32 << 10
 TOKEN_VARIABLE = "AKV_SHARD_TOKEN"  # noqa: S105 - the name of a variable; the token marks a process, it opens nothing
 
 DIRECTORY_VARIABLE = "AKV_SHARD_DIRECTORY"
@@ -137,7 +145,13 @@ class ShardDir:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.path / STATE).unlink(missing_ok=True)
         (self.path / INTENT).unlink(missing_ok=True)
+        set_aside(self.path / SET_ASIDE, SET_ASIDE_BYTES)
         write_document(self.path / SPEC, {"token": token, "spec": spec.to_json()})
+
+    def is_unborn(self) -> bool:
+        """Whether a start broke off before its order was on record: then nothing was launched."""
+        written = [path for path in (self.path / SPEC, self.path / STATE) if os.path.lexists(path)]
+        return not written and not self.holder_lives()
 
     def spec(self) -> tuple[ShardSpec, str]:
         """The order and its token. Raises RecordError."""
@@ -160,6 +174,10 @@ class ShardDir:
     def write_state(self, state: HolderState) -> None:
         """For the holder."""
         write_document(self.path / STATE, state.to_json())
+
+    def write_end(self, state: HolderState) -> None:
+        """For the holder on a full disk: how the engine ended, in the space that was set aside for that."""
+        write_set_aside(self.path / STATE, self.path / SET_ASIDE, state.to_json())
 
     def intent(self) -> Intent:
         """What the agent wanted; what can't be read is the wish to run, which does nothing."""

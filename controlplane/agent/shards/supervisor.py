@@ -124,7 +124,10 @@ class Supervisor:
         try:
             spec, token = _order_of(directory)
         except RecordError as error:
-            await self._give_up(directory, str(error))
+            if directory.is_unborn():
+                shutil.rmtree(directory.path, ignore_errors=True)
+            else:
+                await self._give_up(directory, str(error))
             return
         shard = Shard(directory, spec, token, self._changed)
         shard.take_record()
