@@ -21,6 +21,8 @@ from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
 
 MAX_ENDPOINTS = 8
+# What of a host's record is an endpoint; its data addresses and the like are not.
+SERVED = ("api", "exporter", "ping", "etcd_client", "etcd_peer")
 CLOCK_GOOD_SECONDS, CLOCK_BAD_SECONDS = 1.0, 30.0
 RESOLVE_SECONDS = 2.0
 
@@ -98,7 +100,7 @@ async def _check_strangers_way(settings: ClusterSettings, via: str) -> list[Find
 def _check_names(settings: ClusterSettings, cluster: pb.GetClusterResponse) -> list[Finding]:
     for host in cluster.hosts:
         address = host.addresses.get("etcd_peer", "")
-        if host.host != settings.host and address == settings.peer_url:
+        if host.host != settings.host and host.enabled and address == settings.peer_url:
             text = f"{address} is already that of {host.host}"
             return [failed("identity", text, "correct AWC_ADDRESS or the ports")]
         if host.host == settings.host and host.enabled and address not in {"", settings.peer_url}:
@@ -172,7 +174,8 @@ async def _check_host(
 
 async def _check_way_there(host: pb.ClusterHost) -> Finding:
     """Whether this host reaches what the other says that it serves."""
-    endpoints = sorted({urlsplit(a).netloc if "://" in a else a for a in host.addresses.values()})
+    served = (host.addresses[name] for name in SERVED if name in host.addresses)
+    endpoints = sorted({urlsplit(a).netloc if "://" in a else a for a in served})
     reasons = await asyncio.gather(*(why_unreachable(endpoint) for endpoint in endpoints))
     silent = [f"{e} ({reason})" for e, reason in zip(endpoints, reasons, strict=True) if reason]
     if silent:

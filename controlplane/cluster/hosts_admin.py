@@ -91,6 +91,8 @@ class HostsAdmin:
         members = await list_members(client)
         _check_place(request, picture, members)
         own = next((m for m in members if request.peer_url in m.peer_urls), None)
+        for former in _others_at(request, picture):
+            await update_host(client, former.host, _without_peer)
         await update_host(client, request.host, lambda present: _joined(request, present))
         answer = cluster_pb2.JoinClusterResponse(
             cluster_uuid=membership.cluster_uuid,
@@ -246,8 +248,9 @@ def _check_place(
         raise NotFound(
             f"{request.host} was taken out of the cluster: run clustercli add_node on it to join again"
         )
-    for other in picture.hosts:
-        if other.host != request.host and other.addresses.get("etcd_peer") == request.peer_url:
+    stands = any(request.peer_url in member.peer_urls for member in members)
+    for other in _others_at(request, picture):
+        if other.enabled or stands:
             raise RequestError(f"{request.peer_url} is that of {other.host}: correct AWC_ADDRESS or AWC_HOST")
     for member in members:
         if _is_lost_by(member, request):
@@ -257,6 +260,19 @@ def _check_place(
                 f"a host {request.host} is a member at {', '.join(member.peer_urls)}: choose another "
                 f"AWC_HOST, or run remove_node -n {request.host} first when it moved"
             )
+
+
+def _others_at(request: cluster_pb2.JoinClusterRequest, picture: ClusterSnapshot) -> list[HostRecord]:
+    """Hosts of another name at the address of the one that joins."""
+    same = (known for known in picture.hosts if known.addresses.get("etcd_peer") == request.peer_url)
+    return [known for known in same if known.host != request.host]
+
+
+def _without_peer(present: HostRecord | None) -> HostRecord | None:
+    """A host that was taken out, at no address any more: another one has it. None for one that came back."""
+    if present is None or present.enabled:
+        return None
+    return replace(present, addresses={k: v for k, v in present.addresses.items() if k != "etcd_peer"})
 
 
 def _is_lost_by(member: Member, request: cluster_pb2.JoinClusterRequest) -> bool:

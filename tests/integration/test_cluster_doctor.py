@@ -38,7 +38,7 @@ def listing(real: Card, serial: str) -> dict[str, Any]:
 def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> None:
     with (
         Card(tmp_path / "cards", loopback_net.host(11), serial="L0P1") as real,
-        cluster_hosts(tmp_path / "hosts", loopback_net, 2) as (first, second),
+        cluster_hosts(tmp_path / "hosts", loopback_net, 2, AWC_DATA_ADDRESSES="127.0.0.1") as (first, second),
     ):
         first.set_cards()
         cli_json(first, "create_cluster", "--name", "kv-cache")
@@ -51,6 +51,8 @@ def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> No
             assert checks[name]["result"] == "ok", checks[name]
         for name in ("cluster", "identity", "from-host-1", "clock-host-1"):
             assert checks[name]["result"] == "ok", checks[name]
+        assert first.api not in checks["to-host-1"]["text"], "it is reached"
+        assert "127.0.0.1 " not in checks["to-host-1"]["text"], "a data address is no endpoint"
         assert checks["names-host-1"]["result"] == "warning", "nobody resolves the names of this test"
         assert checks["disk-latency"]["result"] in {"ok", "warning", "failed"}
         assert f"{second.address}:2380" in checks["from-host-1"]["text"]

@@ -165,3 +165,16 @@ def _tolerates_nothing(host: ClusterHost) -> bool:
         return bool(ask_cluster(host)["etcd_quorum"] == {"members": 1, "tolerated_failures": 0})
     except CallError:
         return False
+
+
+def test_a_machine_that_was_taken_out_joins_under_another_name(hosts: list[ClusterHost]) -> None:
+    first, machine = hosts[0], hosts[2]
+    wait_until(lambda: not machine.member_file.exists(), "the host has seen that it is out", 30.0)
+    machine.running.stop()
+    machine.configure(AWC_HOST="host-9")
+    machine.start()
+    cli_json(machine, "add_node", "-n", first.api)
+    wait_voters(first, 3)
+    assert set(roles(first)) == {"host-1", "host-2", "host-9"}
+    assert cli_json(first, "remove_node", "-n", "host-3")["forgotten_serials"] == []
+    assert set(roles(first)) == {"host-1", "host-2", "host-9"}, "its old name takes nothing with it"
