@@ -48,6 +48,8 @@ def make_engine(config: GatewayConfig) -> Engine:
         port=config.port,
         client_socket=config.client_socket,
         shared_memory_size=config.shared_memory_size,
+        client_regions=config.client_regions,
+        client_regions_size=config.client_regions_size,
         cores=list(config.cores()[:-1]),
         workers=config.thread_pool_size,
         io_timeout_ms=config.io_timeout_ms,

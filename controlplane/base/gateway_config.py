@@ -173,6 +173,8 @@ class GatewayConfig(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 5557
     bind_address: _Address = "127.0.0.1"
     shared_memory_size: Annotated[int, Field(ge=2**20, le=2**48)] = 2**30
+    client_regions: Annotated[int, Field(ge=0, le=1024)] = 16
+    client_regions_size: Annotated[int, Field(ge=0, le=2**48)] = 2**36
     thread_pool_size: Annotated[int, Field(ge=1, le=256)] = 1
     core_list: Annotated[str, AfterValidator(_cores)] | None = None
     busy_poll: bool = False

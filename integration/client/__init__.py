@@ -19,6 +19,7 @@ from integration.client.errors import (
 )
 from integration.client.keys import default_affinity, dialog_id, engine_key
 from integration.client.memory import Block
+from integration.client.regions import Region
 from integration.client.sync import Client, connect
 from integration.client.transfers import Got
 from integration.client.wire import Status
@@ -34,6 +35,7 @@ __all__ = [
     "GatewayUnavailableError",
     "Got",
     "ProtocolError",
+    "Region",
     "RequestRefusedError",
     "Status",
     "connect",

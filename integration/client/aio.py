@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
+from integration.client.link import Link
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
+from integration.client.regions import Region, Register, Unregister
 from integration.client.sync import check_timeout
 from integration.client.transfers import Get, Got, Put
-from integration.client.view import ClientView
+from integration.client.view import ClientView, Implementation, find_native
 from integration.client.wire import Status
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class AsyncClient(ClientView):
     def __init__(self, config: ClientConfig) -> None:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._engine = Engine(config, self._changed.set, self._unwatch)
+        self._engine = Engine(config, self._changed.set, self._unwatch, self._link)
         self._reading = -1
         self._writing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -38,11 +40,13 @@ class AsyncClient(ClientView):
         self._engine.start()
         self._rearm()
 
-    @classmethod
-    async def connect(cls, *, wait: float = 2.0, **settings: Any) -> Self:
+    @staticmethod
+    async def connect(
+        *, wait: float = 2.0, implementation: Implementation | None = None, **settings: Any
+    ) -> AsyncClient:
         """Make a client and wait up to `wait` seconds for its first session; see `connect`."""
         config = ClientConfig(**settings)
-        client = cls(config)
+        client: AsyncClient = async_class(implementation)(config)
         if not await client.wait_connected(wait) and config.strict:
             error = client._no_session(config)
             await client.close()
@@ -79,6 +83,23 @@ class AsyncClient(ClientView):
     async def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
         """Give blocks back; blocks of a lost session need it not."""
         await self._run(Free(blocks), timeout)
+
+    async def register(
+        self, descriptor: int, *, offset: int = 0, length: int | None = None, timeout: float | None = None
+    ) -> Region:
+        """Let cards read and write a part of a memfd or of a file in /dev/shm themselves; see docs/client.md.
+
+        The descriptor may be closed afterwards. Where the session can't have it, its blocks are sent inline.
+        """
+        region = Region(descriptor, offset, length)
+        self._engine.regions.append(region)
+        await self._run(Register(region), timeout)
+        return region
+
+    async def unregister(self, region: Region, *, timeout: float | None = None) -> bool:
+        """End a region, also in sessions to come; True once the gateway has let go of its memory."""
+        self._engine.forget(region)
+        return await self._run(Unregister(region), timeout)
 
     async def put(
         self,
@@ -139,6 +160,9 @@ class AsyncClient(ClientView):
         result: T = self._engine.conclude(call)
         return result
 
+    def _link(self, config: ClientConfig) -> Link:
+        return Link(config)
+
     def _on_io(self, *, readable: bool, writable: bool) -> None:
         self._engine.handle_io(readable=readable, writable=writable)
         self._rearm()
@@ -184,3 +208,11 @@ class AsyncClient(ClientView):
         self._timer = (
             None if due is None else self._loop.call_later(max(due - time.monotonic(), 0), self._on_timer)
         )
+
+
+def async_class(implementation: Implementation | None) -> type[AsyncClient]:
+    """The class of clients that `implementation` names; None is the fastest that is there. See `connect`."""
+    if implementation != "python" and (native := find_native(implementation == "native")) is not None:
+        made: type[AsyncClient] = native.NativeAsyncClient
+        return made
+    return AsyncClient

@@ -86,9 +86,13 @@ def receive(sock: socket.socket, into: memoryview, descriptors: list[int] | None
     return count
 
 
-def send_some(sock: socket.socket, parts: list[memoryview]) -> int:
-    """Bytes of `parts` that the socket took without blocking; 0 when it is full."""
+def send_some(sock: socket.socket, parts: list[memoryview], descriptor: int) -> int:
+    """Bytes of `parts` that the socket took without blocking; 0 when it is full.
+
+    A `descriptor` of 0 and more goes with the first byte.
+    """
+    rights = array.array("i", [descriptor] if descriptor >= 0 else [])
     try:
-        return sock.sendmsg(parts)
+        return sock.sendmsg(parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [])
     except BlockingIOError:
         return 0

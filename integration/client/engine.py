@@ -25,9 +25,10 @@ from integration.client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from integration.client.link import Link
-from integration.client.operations import Operation
-from integration.client.session import Call, Session
+from integration.client.link import FastCall, FastSession, Link
+from integration.client.operations import Hasty, Operation
+from integration.client.regions import Region, Register
+from integration.client.session import Call, Session, nothing
 from integration.client.wire import Frame
 
 _log = logging.getLogger("akv.client")
@@ -52,6 +53,7 @@ class Engine:
         config: ClientConfig,
         on_change: Callable[[], None],
         on_closing: Callable[[int], None],
+        links: Callable[[ClientConfig], Link] = Link,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -61,6 +63,7 @@ class Engine:
         self._on_change = on_change
         self._on_closing = on_closing
         self._reported: str | None = None
+        self._links = links
         self._clock = clock
         self._backoff = Backoff(config.backoff_first, config.backoff_cap, rng)
         self._link: Link | None = None
@@ -69,6 +72,8 @@ class Engine:
         self._last_received = clock()
         self._silent_since: float | None = None
         self._closed = False
+        # Told to each new session.
+        self.regions: list[Region] = []
         # The gateway refused the last attempt's proof, or had none itself.
         self.denied = False
         # A forked child shares the socket: what it sent would tear the parent's stream.
@@ -85,6 +90,13 @@ class Engine:
     def wants_write(self) -> bool:
         """The socket is to be watched for writing too."""
         return self._link is not None and self._link.wants_write
+
+    @property
+    def wants_read(self) -> bool:
+        """The socket is to be watched for reading; where it is not, its end must be noticed all the same."""
+        return self._link is not None and (
+            self._session is None or self._session.watched or self._link.wants_read
+        )
 
     def next_timer(self) -> float | None:
         """When `handle_timers` is due, by the clock; None: never."""
@@ -116,8 +128,14 @@ class Engine:
         except ClientError as error:
             self._lose(error)
 
+    def handle_attention(self) -> None:
+        """The link called for it, without its socket being ready."""
+        if self._link is not None and self._session is not None and self._link.last_received is not None:
+            self.handle_io(readable=True, writable=False)
+
     def handle_timers(self) -> None:
         """The timer is due: connect, or give up what took too long."""
+        self._listen()
         now = self._clock()
         if self._closed or self._timer is None or now < self._timer:
             return
@@ -134,6 +152,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """There is a session whose gateway answers."""
+        self._listen()
         return self._session is not None and self._silent_since is None and os.getpid() == self._pid
 
     @property
@@ -159,6 +178,7 @@ class Engine:
         """
         if call.finished or self._session is None or self._link is None:
             return
+        self._listen()
         if call.in_flight and self._last_received <= call.started and self._silent_since is None:
             self._silent_since = self._clock()
             self._timer = self._silent_since + self.config.silence_limit
@@ -166,6 +186,10 @@ class Engine:
             _log.info("gateway at %s does not answer: misses until it does", self.config.address)
         self._session.abandon(call)
         self._flush(self._link)
+
+    def forget(self, region: Region) -> None:
+        """Sessions to come are not told of the region any more."""
+        self.regions = [known for known in self.regions if known is not region]
 
     def conclude(self, call: Call) -> Any:
         """The result of a finished call; counts its error, and raises it where the client is strict."""
@@ -178,7 +202,41 @@ class Engine:
                 raise call.error
         return call.operation.result()
 
+    @property
+    def link(self) -> Link | None:
+        """The present connection."""
+        return self._link
+
+    @property
+    def fast(self) -> FastSession | None:
+        """The session for calls that go past this engine; None where a call has to wait, or there is none."""
+        session, link = self._session, self._link
+        if session is None or link is None or session.waiting or not self.ready:
+            return None
+        return link.fast
+
+    def take_over(self, fast: FastCall, operation: Hasty[Any], started: float) -> Call:
+        """End a call that went past this engine and has no plain answer: a refusal, a deadline, a loss."""
+        call = Call(operation, nothing, started)
+        if self._session is None or self._link is None or not self._link.has_made(fast):
+            call.finish(self.last_error or GatewayUnavailableError(self._why_unavailable()))
+            return call
+        self._session.adopt(call, fast.request_id, operation.whole_request())
+        fast.disown()
+        self.handle_io(readable=True, writable=False)
+        self.abandon(call)
+        return call
+
     # Inside
+
+    def _listen(self) -> None:
+        """Notice what was received past this engine: a gateway that answers others is not silent."""
+        heard = self._link.last_received if self._link is not None and self._session is not None else None
+        if heard is None or heard <= self._last_received:
+            return
+        self._last_received = heard
+        if self._silent_since is not None and heard > self._silent_since:
+            self._silent_since = self._timer = None
 
     def _why_unavailable(self) -> str:
         if self._closed:
@@ -194,7 +252,7 @@ class Engine:
     def _connect(self) -> None:
         self._timer = self._clock() + self.config.connect_timeout
         try:
-            self._link = Link(self.config)
+            self._link = self._links(self.config)
         except OSError as error:
             self._lose(
                 GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
@@ -208,6 +266,8 @@ class Engine:
                 self._last_received = self._clock()
                 self._silent_since = self._timer = None
                 self._session.receive(frame)
+        if self._session is not None:
+            self._session.pump()
         link.flush()
         if link.ended:
             raise GatewayUnavailableError(f"gateway at {self.config.address} closed the connection")
@@ -216,7 +276,7 @@ class Engine:
         view = link.shake_hands(frame)
         if view is None:
             return
-        self._session = Session(view, link.send)
+        self._session = link.session(view)
         self._timer = None
         self._last_received = self._clock()
         self._backoff.reset()
@@ -224,6 +284,8 @@ class Engine:
         self.denied = False
         self.counters["sessions"] += 1
         _log.info("session %d with the gateway at %s", view.welcome.session_id, self.config.address)
+        for region in self.regions:
+            self._session.start(Call(Register(region), nothing, self._clock()))
         self._on_change()
 
     def _flush(self, link: Link) -> None:

@@ -10,6 +10,7 @@ from integration.client.config import ClientConfig
 from integration.client.errors import AuthenticationError, ProtocolError, RequestRefusedError
 from integration.client.wire import (
     ERROR_OPCODE,
+    FEATURE_REGIONS,
     FEATURE_SHARED_MEMORY,
     MAX_BATCH_CAP,
     MAX_FRAME_CAP,
@@ -25,6 +26,7 @@ from integration.client.wire import (
 NONCE_BYTES = 32
 _HELLO = struct.Struct("<HHIQ32s32sH")
 _WELCOME = struct.Struct("<HHIQIIIIIIQ32s")
+_WELCOME_REGIONS = struct.Struct("<IIQ")
 _ZERO_MAC = bytes(32)
 # What gateways took that did not tell it yet.
 _ENTRIES_UNTOLD = 16_384
@@ -44,6 +46,8 @@ class Welcome:
     max_value: int
     max_entries: int
     session_id: int
+    max_regions: int = 0
+    max_region_bytes: int = 0
 
 
 def session_mac(
@@ -60,8 +64,11 @@ class Handshake:
     def __init__(self, config: ClientConfig, nonce: bytes) -> None:
         self._namespace = config.namespace.encode()
         self._secret = config.secret
-        self._features = FEATURE_SHARED_MEMORY if config.socket is not None and config.arena_bytes else 0
-        self._arena_bytes = config.arena_bytes if self._features else 0
+        local = config.socket is not None
+        self._arena_bytes = config.arena_bytes if local else 0
+        self._features = (FEATURE_SHARED_MEMORY if self._arena_bytes else 0) | (
+            FEATURE_REGIONS if local and config.regions else 0
+        )
         self._client_nonce = nonce
         self._server_nonce: bytes | None = None
 
@@ -119,9 +126,9 @@ class Handshake:
         self._server_nonce = bytes(body)
 
     def _welcome(self, body: memoryview) -> Welcome:
-        if len(body) != _WELCOME.size:
+        if len(body) < _WELCOME.size:
             raise ProtocolError(f"HELLO reply has {len(body)} bytes, not {_WELCOME.size}")
-        fields = _WELCOME.unpack(body)
+        fields = _WELCOME.unpack_from(body)
         version, _, features, arena, align, max_batch, credit, max_frame, max_value, entries = fields[:10]
         session_id, mac = fields[10:]
         self._check_mac(mac)
@@ -136,6 +143,7 @@ class Handshake:
             max_value=max_value,
             max_entries=entries or _ENTRIES_UNTOLD,
             session_id=session_id,
+            **_regions(features, body),
         )
         self._check_limits(welcome)
         return welcome
@@ -173,3 +181,14 @@ class Handshake:
             )
         if bool(welcome.features & FEATURE_SHARED_MEMORY) != bool(welcome.arena_bytes):
             raise ProtocolError("shared memory was granted without a size, or a size without shared memory")
+
+
+def _regions(features: int, body: memoryview) -> dict[str, int]:
+    """What a welcome tells of regions; the reply ends with it, or without it."""
+    size = _WELCOME.size + (_WELCOME_REGIONS.size if features & FEATURE_REGIONS else 0)
+    if len(body) != size:
+        raise ProtocolError(f"HELLO reply has {len(body)} bytes, not {size}")
+    if not features & FEATURE_REGIONS:
+        return {}
+    count, _, size = _WELCOME_REGIONS.unpack_from(body, _WELCOME.size)
+    return {"max_regions": count, "max_region_bytes": size}

@@ -6,7 +6,9 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 from integration.client.channel import gateway_process, open_socket, receive, send_some
 from integration.client.config import ClientConfig
@@ -14,11 +16,38 @@ from integration.client.errors import ProtocolError
 from integration.client.handshake import NONCE_BYTES, Handshake, Welcome
 from integration.client.memory import Arena, Lease
 from integration.client.operations import SessionView
+from integration.client.session import Credits, Session
 from integration.client.wire import Frame, FrameReader, WireError
 
 # Frames taken from the socket in one turn: other work of an event loop waits no longer than that.
 _READS_PER_TURN = 16
 _PARTS_PER_SEND = 16
+
+
+class FastCall(Protocol):
+    """A request that was sent past the engine."""
+
+    @property
+    def request_id(self) -> int:
+        """As in its frame."""
+
+    def disown(self) -> None:
+        """Its reply, come or not, is to be read by the link."""
+
+    def result(self, seconds: float, /) -> Any:
+        """Wait for the plain answer; None where it did not come."""
+
+
+class FastSession(Protocol):
+    """A session for calls that go past the engine. Methods answer None where the engine has to do it."""
+
+    def begin_transfer(
+        self, put: bool, keys: Sequence[Any], blocks: Sequence[Any], dialog: int, told: bool, /
+    ) -> FastCall | None:
+        """Send a PUT or a GET of whole blocks of this session's memory."""
+
+    def begin_exists(self, prefix: bool, keys: Sequence[Any], dialog: int, told: bool, /) -> FastCall | None:
+        """Send an EXISTS."""
 
 
 class Link:
@@ -32,7 +61,8 @@ class Link:
         self._config = config
         self._socket = open_socket(config)
         self._reader = FrameReader()
-        self._outbox: deque[memoryview] = deque()
+        # With each part the descriptor that its first byte carries, or -1.
+        self._outbox: deque[tuple[memoryview, int]] = deque()
         self._handshake = Handshake(config, secrets.token_bytes(NONCE_BYTES))
         self._descriptors: list[int] | None = [] if config.socket is not None else None
         self._connected = False
@@ -53,9 +83,32 @@ class Link:
         """Writing, or the end of connecting, is waited for."""
         return not self._connected or bool(self._outbox)
 
-    def send(self, data: bytes) -> None:
-        """Queue bytes; `flush` sends them."""
-        self._outbox.append(memoryview(data))
+    def send(self, data: bytes, descriptor: int = -1) -> None:
+        """Queue bytes, with a descriptor that stays open until they are sent; `flush` sends them."""
+        self._outbox.append((memoryview(data), descriptor))
+
+    @property
+    def wants_read(self) -> bool:
+        """What comes is to be read now, and not only the end of the stream to be noticed."""
+        return True
+
+    @property
+    def last_received(self) -> float | None:
+        """When the last byte came, by the monotonic clock; None where only `read` brings bytes."""
+        return None
+
+    @property
+    def fast(self) -> FastSession | None:
+        """The session for calls that go past the engine, where there is such a way."""
+        return None
+
+    def has_made(self, call: FastCall) -> bool:
+        """The call is of this link's session."""
+        return False
+
+    def session(self, view: SessionView) -> Session:
+        """The session of the HELLO that was just granted."""
+        return Session(view, self.send, Credits(view.welcome.credits, view.welcome.max_entries))
 
     def on_writable(self) -> None:
         """The socket is connected, or takes more bytes."""
@@ -70,14 +123,23 @@ class Link:
     def flush(self) -> None:
         """Send what the socket takes now."""
         while self._outbox and self._connected:
-            parts = [self._outbox[i] for i in range(min(len(self._outbox), _PARTS_PER_SEND))]
-            sent = send_some(self._socket, parts)
+            parts, descriptor = self._next_parts()
+            sent = send_some(self._socket, parts, descriptor)
             if sent == 0:
                 return
-            while sent and sent >= len(self._outbox[0]):
-                sent -= len(self._outbox.popleft())
+            while sent and sent >= len(self._outbox[0][0]):
+                sent -= len(self._outbox.popleft()[0])
             if sent:
-                self._outbox[0] = self._outbox[0][sent:]
+                self._outbox[0] = (self._outbox[0][0][sent:], -1)
+
+    def _next_parts(self) -> tuple[list[memoryview], int]:
+        """What can go in one message: at most one descriptor, and that with its first byte."""
+        parts: list[memoryview] = []
+        for part, descriptor in islice(self._outbox, _PARTS_PER_SEND):
+            if parts and descriptor >= 0:
+                break
+            parts.append(part)
+        return parts, self._outbox[0][1]
 
     def read(self) -> Iterator[Frame]:
         """Yield the frames that are there; sets `ended` at the end of the stream."""

@@ -8,6 +8,7 @@ import os
 
 from integration.client.channel import GatewayProcess
 from integration.client.errors import ProtocolError
+from integration.client.wire import REGION_ARENA
 
 
 class Lease:
@@ -49,6 +50,21 @@ class Block:
     @property
     def shared(self) -> bool:
         """The gateway reads and writes the memory itself."""
+        return self._lease is not None
+
+    @property
+    def shareable(self) -> bool:
+        """There can be sessions in which it is shared."""
+        return self._lease is not None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Offset and region by which frames of the present session name it."""
+        return self.offset, REGION_ARENA
+
+    @property
+    def leased(self) -> bool:
+        """Memory of the session's arena, which the gateway is to be told of when it is given back."""
         return self._lease is not None
 
     @property

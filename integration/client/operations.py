@@ -30,6 +30,8 @@ class Request(NamedTuple):
     body: bytes
     dialog: int = 0
     status: int = 0
+    # Passed with the frame's first byte; the operation keeps it open.
+    descriptor: int = -1
     blocks: tuple[Block, ...] = ()
 
 
@@ -66,7 +68,7 @@ class Operation(ABC, Generic[T]):
     def result(self) -> T:
         """The call's answer as far as it is known."""
 
-    def follow_up(self) -> Operation[None] | None:
+    def follow_up(self) -> Operation[Any] | None:
         """What must be sent once all replies are there, because the caller will not use what they brought."""
         return None
 
@@ -97,6 +99,14 @@ def decode_statuses(body: memoryview, count: int, what: str) -> list[Status]:
         return [Status(int.from_bytes(body[4 * i : 4 * i + 4], "little")) for i in range(count)]
     except ValueError as error:
         raise ProtocolError(f"{what} reply: {error}") from None
+
+
+class Hasty(Operation[T]):
+    """An operation that can be sent as one frame by other means than `requests`."""
+
+    @abstractmethod
+    def whole_request(self) -> Request:
+        """The request that was sent, without its body: everything in one frame."""
 
 
 class Alloc(Operation[list[Block]]):
@@ -136,7 +146,7 @@ class Alloc(Operation[list[Block]]):
         """See Operation."""
         return self._blocks if len(self._blocks) == self._count else []
 
-    def follow_up(self) -> Operation[None] | None:
+    def follow_up(self) -> Operation[Any] | None:
         """Give back what the caller will never see: a part of what it wanted, or all after its deadline."""
         unseen = self.abandoned or len(self._blocks) < self._count
         return Free(self._blocks) if unseen and self._blocks else None
@@ -154,7 +164,7 @@ class Free(Operation[None]):
         """See Operation."""
         if session.arena is None:
             return
-        mine = [block for block in self._blocks if block.belongs_to(session.lease)]
+        mine = [block for block in self._blocks if block.leased and block.belongs_to(session.lease)]
         for block in mine:
             session.arena.forget(block)
         offsets = b"".join(block.offset.to_bytes(8, "little") for block in mine)
@@ -169,7 +179,7 @@ class Free(Operation[None]):
         """See Operation."""
 
 
-class _KeyedOperation(Operation[T]):
+class _KeyedOperation(Hasty[T]):
     """Keys alone, in batches that are sent side by side."""
 
     opcode: Opcode
@@ -187,6 +197,11 @@ class _KeyedOperation(Operation[T]):
         for part in self._parts:
             body = joined[KEY_BYTES * part.start : KEY_BYTES * part.stop]
             yield Request(self.opcode, len(part), body, self._dialog, self.status)
+
+    def whole_request(self) -> Request:
+        """See Hasty."""
+        self._parts = [range(len(self._keys))]
+        return Request(self.opcode, len(self._keys), b"", self._dialog, self.status)
 
 
 class Exists(_KeyedOperation[list[bool]]):

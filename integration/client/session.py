@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from integration.client.errors import (
     ClientError,
@@ -12,8 +12,9 @@ from integration.client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
+from integration.client.memory import Block
 from integration.client.operations import Operation, Request, SessionView, Stats
-from integration.client.wire import ERROR_OPCODE, REPLY, Frame, FrameStatus, Header, encode_frame
+from integration.client.wire import ERROR_OPCODE, REPLY, Frame, FrameStatus, Header, Opcode, encode_frame
 
 MAX_WAITING_CALLS = 1024
 
@@ -64,6 +65,58 @@ class Call:
         self._done()
 
 
+class Room(Protocol):
+    """What a session may have under way, and how its requests are numbered."""
+
+    def next_request_id(self) -> int:
+        """An id that no request of the session had."""
+
+    def has_room(self, entries: int, /) -> bool:
+        """One more request may be sent."""
+
+    def take_credit(self, entries: int, /) -> None:
+        """It is sent."""
+
+    def give_back(self, entries: int, /) -> None:
+        """It is answered."""
+
+    def set_hungry(self, hungry: bool, /) -> None:
+        """Calls wait for room, or not."""
+
+
+class Credits:
+    """Room that is counted here: requests, and entries of all of them together."""
+
+    def __init__(self, requests: int, entries: int) -> None:
+        self._limits = requests, entries
+        self._requests = 0
+        self._entries = 0
+        self._last_id = 0
+
+    def next_request_id(self) -> int:
+        """See Room."""
+        self._last_id += 1
+        return self._last_id
+
+    def has_room(self, entries: int, /) -> bool:
+        """See Room."""
+        requests, most = self._limits
+        return self._requests < requests and (not self._entries or self._entries + entries <= most)
+
+    def take_credit(self, entries: int, /) -> None:
+        """See Room."""
+        self._requests += 1
+        self._entries += entries
+
+    def give_back(self, entries: int, /) -> None:
+        """See Room."""
+        self._requests -= 1
+        self._entries -= entries
+
+    def set_hungry(self, hungry: bool, /) -> None:
+        """See Room."""
+
+
 class _Sent(NamedTuple):
     call: Call
     part: int
@@ -75,25 +128,41 @@ def _still_lent(sent: _Sent, header: Header, body: memoryview) -> frozenset[int]
     return frozenset() if refused else sent.call.operation.still_lent(body)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Called when a call ends for which nobody waits."""
 
 
 class Session:
     """Sends the calls' frames within the session's credits and hands replies back to them."""
 
-    def __init__(self, view: SessionView, send: Callable[[bytes], None]) -> None:
+    def __init__(self, view: SessionView, send: Callable[[bytes, int], None], room: Room) -> None:
         self.view = view
         self._send = send
+        self._room = room
         self._waiting: deque[Call] = deque()
         self._outstanding: dict[int, _Sent] = {}
-        self._entries = 0
-        self._next_id = 1
+        # Blocks of answered requests that the gateway will tell to be free again.
+        self._late: dict[int, tuple[Block, ...]] = {}
 
     @property
     def outstanding(self) -> int:
         """Frames that wait for their reply."""
         return len(self._outstanding)
+
+    @property
+    def watched(self) -> bool:
+        """Something is to come that nobody else reads: a reply, or the notice for a late block."""
+        return bool(self._outstanding or self._late)
+
+    @property
+    def waiting(self) -> bool:
+        """Calls wait for room."""
+        return bool(self._waiting)
+
+    def adopt(self, call: Call, request_id: int, request: Request) -> None:
+        """`call` goes on here with a request that was sent by other means, and holds its blocks."""
+        self._outstanding[request_id] = _Sent(call, 0, request)
+        call.sent()
 
     def start(self, call: Call) -> None:
         """Begin a call; ends it at once when too many wait already."""
@@ -104,11 +173,11 @@ class Session:
             return
         call.begin(call.operation.requests(self.view))
         self._waiting.append(call)
-        self._pump()
+        self.pump()
 
     def probe(self) -> None:
         """Ask for something that the gateway answers at once, whatever its cards do; it takes no credit."""
-        call = Call(Stats(), _nothing, 0.0)
+        call = Call(Stats(), nothing, 0.0)
         for index, request in enumerate(call.operation.requests(self.view)):
             self._transmit(call, index, request)
 
@@ -125,18 +194,25 @@ class Session:
         """Take one frame; raises ProtocolError where it answers nothing that was asked."""
         header, body = frame
         sent = self._outstanding.get(header.request_id)
+        if sent is None and self._released(header):
+            return
         if sent is None:
             raise ProtocolError(_unexpected(header, body))
         self._take(sent, header, body)
         del self._outstanding[header.request_id]
-        self._entries -= sent.request.entries
+        self._room.give_back(sent.request.entries)
         lent = _still_lent(sent, header, body)
+        late = []
         for place, block in enumerate(sent.request.blocks):
             if place not in lent:
                 block.release()
+            elif not block.leased:
+                late.append(block)
+        if late:
+            self._late[header.request_id] = tuple(late)
         sent.call.in_flight -= 1
         self._settle(sent.call)
-        self._pump()
+        self.pump()
 
     def lose(self, error: ClientError) -> None:
         """The session is over: its blocks are invalid, its calls end. Blocks in transfer stay busy."""
@@ -147,6 +223,14 @@ class Session:
         for call in calls:
             call.end_requests()
             call.finish(error)
+
+    def _released(self, header: Header) -> bool:
+        """The notice that cards have let go of the blocks that a reply called late."""
+        if header.opcode != Opcode.RELEASED | REPLY or header.request_id not in self._late:
+            return False
+        for block in self._late.pop(header.request_id):
+            block.release()
+        return True
 
     def _take(self, sent: _Sent, header: Header, body: memoryview) -> None:
         operation = sent.call.operation
@@ -165,28 +249,30 @@ class Session:
         elif not operation.abandoned or operation.absorbs_late:
             operation.absorb(sent.part, header, body)
 
-    def _pump(self) -> None:
-        while self._waiting and len(self._outstanding) < self.view.welcome.credits:
+    def pump(self) -> None:
+        """Send what waits, as far as there is room."""
+        while self._waiting:
             call = self._waiting[0]
             following = call.following()
             if following is None:
                 self._waiting.popleft()
                 call.end_requests()
                 self._settle(call)
-            elif self._entries and self._entries + following[1].entries > self.view.welcome.max_entries:
-                return
-            else:
+            elif self._room.has_room(following[1].entries):
                 self._transmit(call, *following)
+            else:
+                break
+        self._room.set_hungry(bool(self._waiting))
 
     def _transmit(self, call: Call, index: int, request: Request) -> None:
-        request_id, self._next_id = self._next_id, self._next_id + 1
+        request_id = self._room.next_request_id()
         self._outstanding[request_id] = _Sent(call, index, request)
-        self._entries += request.entries
+        self._room.take_credit(request.entries)
         call.sent()
         for block in request.blocks:
             block.hold()
         header = Header(request.opcode, request.status, request.entries, request_id, request.dialog)
-        self._send(encode_frame(header, request.body))
+        self._send(encode_frame(header, request.body), request.descriptor)
 
     def _settle(self, call: Call) -> None:
         """End a call whose last reply is there, and send what its end asks for."""
@@ -195,7 +281,7 @@ class Session:
         call.finish()
         following = call.operation.follow_up()
         if following is not None:
-            self.start(Call(following, _nothing, call.started))
+            self.start(Call(following, nothing, call.started))
 
 
 def _refusal(header: Header, body: memoryview) -> RequestRefusedError:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
+from integration.client.link import Link
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, Stats
+from integration.client.regions import Region, Register, Unregister
 from integration.client.transfers import Get, Got, Put
-from integration.client.view import ClientView
+from integration.client.view import ClientView, Implementation, find_native
 from integration.client.wire import Status
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _POLL_WRITE = select.POLLOUT
-_POLL_READ = select.POLLIN | select.POLLHUP | select.POLLERR
+_POLL_END = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+_POLL_READ = select.POLLIN | _POLL_END
+# The socket, whether to read and to write, and when the timer is due.
+_State = tuple[int, bool, bool, float | None]
 
 
 def check_timeout(timeout: float) -> float:
@@ -41,10 +46,10 @@ class Client(ClientView):
     def __init__(self, config: ClientConfig) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._engine = Engine(config, self._changed.notify_all, _ignore_descriptor)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
-        self._watched: tuple[int, bool, float | None] = (-1, False, None)
+        self._engine = Engine(config, self._changed.notify_all, _ignore_descriptor, self._link)
+        self._watched: _State = (-1, False, False, None)
         self._closing = False
         with self._lock:
             self._engine.start()
@@ -86,6 +91,25 @@ class Client(ClientView):
     def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
         """Give blocks back; blocks of a lost session need it not."""
         self._run(Free(blocks), timeout)
+
+    def register(
+        self, descriptor: int, *, offset: int = 0, length: int | None = None, timeout: float | None = None
+    ) -> Region:
+        """Let cards read and write a part of a memfd or of a file in /dev/shm themselves; see docs/client.md.
+
+        The descriptor may be closed afterwards. Where the session can't have it, its blocks are sent inline.
+        """
+        region = Region(descriptor, offset, length)
+        with self._lock:
+            self._engine.regions.append(region)
+        self._run(Register(region), timeout)
+        return region
+
+    def unregister(self, region: Region, *, timeout: float | None = None) -> bool:
+        """End a region, also in sessions to come; True once the gateway has let go of its memory."""
+        with self._lock:
+            self._engine.forget(region)
+        return self._run(Unregister(region), timeout)
 
     def put(
         self,
@@ -145,8 +169,12 @@ class Client(ClientView):
             result: T = self._engine.conclude(call)
         return result
 
-    def _state(self) -> tuple[int, bool, float | None]:
-        return self._engine.descriptor, self._engine.wants_write, self._engine.next_timer()
+    def _link(self, config: ClientConfig) -> Link:
+        return Link(config)
+
+    def _state(self) -> _State:
+        engine = self._engine
+        return engine.descriptor, engine.wants_read, engine.wants_write, engine.next_timer()
 
     def _wake_if_changed(self) -> None:
         if self._state() != self._watched:
@@ -171,17 +199,22 @@ class Client(ClientView):
 
     def _turn(self) -> None:
         with self._lock:
-            self._watched = descriptor, wants_write, timer = self._state()
+            self._watched = descriptor, wants_read, wants_write, timer = self._state()
         poll = select.poll()
         poll.register(self._wake_receiver, select.POLLIN)
         if descriptor >= 0:
-            poll.register(descriptor, _POLL_READ | (_POLL_WRITE if wants_write else 0))
+            poll.register(
+                descriptor, (_POLL_READ if wants_read else _POLL_END) | (_POLL_WRITE if wants_write else 0)
+            )
         timeout = None if timer is None else max(math.ceil((timer - time.monotonic()) * 1000), 0)
         ready = dict(poll.poll(timeout))
-        if self._wake_receiver.fileno() in ready:
+        woken = self._wake_receiver.fileno() in ready
+        if woken:
             self._wake_receiver.recv(4096)
         events = ready.get(descriptor, 0)
         with self._lock:
+            if woken:
+                self._engine.handle_attention()
             if events:
                 self._engine.handle_io(
                     readable=bool(events & _POLL_READ), writable=bool(events & _POLL_WRITE)
@@ -193,20 +226,30 @@ def _ignore_descriptor(descriptor: int) -> None:
     """A poll set is made anew each turn: nothing has to be unwatched."""
 
 
-def connect(*, wait: float = 2.0, **settings: Any) -> Client:
+def connect(*, wait: float = 2.0, implementation: Implementation | None = None, **settings: Any) -> Client:
     """Make a client and wait up to `wait` seconds for its first session.
 
     Takes the settings of `ClientConfig`. The client works without a session too, answering misses, and
-    connects when the gateway is there; a strict one raises instead.
+    connects when the gateway is there; a strict one raises instead. `implementation` None takes the native
+    one where it is installed.
 
     Raises:
         ValueError, TypeError: a setting that can't be right.
+        ImportError: the native implementation was asked for and is not installed.
         GatewayUnavailableError, AuthenticationError: only with `strict=True`.
     """
     config = ClientConfig(**settings)
-    client = Client(config)
+    client = client_class(implementation)(config)
     if not client.wait_connected(wait) and config.strict:
         error = client._no_session(config)
         client.close()
         raise error
     return client
+
+
+def client_class(implementation: Implementation | None) -> type[Client]:
+    """The class of clients that `implementation` names; None is the fastest that is there."""
+    if implementation != "python" and (native := find_native(implementation == "native")) is not None:
+        made: type[Client] = native.NativeClient
+        return made
+    return Client

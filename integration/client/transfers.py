@@ -10,7 +10,7 @@ from integration.client.errors import ProtocolError
 from integration.client.keys import engine_key
 from integration.client.memory import Block
 from integration.client.operations import (
-    Operation,
+    Hasty,
     Request,
     SessionView,
     check_dialog,
@@ -20,7 +20,6 @@ from integration.client.operations import (
 )
 from integration.client.wire import (
     GET_REPLY_ENTRY,
-    REGION_ARENA,
     REGION_INLINE,
     TRANSFER_ENTRY,
     Header,
@@ -48,7 +47,7 @@ class _Part(NamedTuple):
     inline: bool
 
 
-class _Transfer(Operation[T]):
+class _Transfer(Hasty[T]):
     """What PUT and GET have in common: sorting the memory into frames."""
 
     opcode: Opcode
@@ -59,7 +58,7 @@ class _Transfer(Operation[T]):
         if len(keys) != len(memory):
             raise ValueError(f"{len(keys)} keys for {len(memory)} blocks of memory")
         self._keys = [engine_key(key) for key in keys]
-        self._blocks = [item if isinstance(item, Block) and item.shared else None for item in memory]
+        self._blocks = [item if isinstance(item, Block) and item.shareable else None for item in memory]
         self._views = [_byte_view(item) for item in memory]
         self._alive = [not isinstance(item, Block) or item.valid for item in memory]
         named = [id(block) for block in self._blocks if block is not None]
@@ -77,20 +76,29 @@ class _Transfer(Operation[T]):
         for part in self._parts:
             yield self._request(part)
 
+    def whole_request(self) -> Request:
+        """See Hasty: every entry is a block that is shared."""
+        self._parts = [_Part(range(len(self._keys)), inline=False)]
+        blocks = tuple(block for block in self._blocks if block is not None)
+        return Request(self.opcode, len(self._keys), b"", self._dialog, blocks=blocks)
+
     def _usable(self, session: SessionView) -> tuple[list[int], list[int]]:
         """Entries that can be sent in this session, by reference and inline."""
         shared: list[int] = []
         inline: list[int] = []
         for index, block in enumerate(self._blocks):
-            if not self._alive[index]:
+            if not self._alive[index] or (block is not None and block.busy):
                 continue
-            if block is None:
+            if block is not None and block.belongs_to(session.lease):
+                if len(self._views[index]) <= session.welcome.max_value or self.opcode == Opcode.GET:
+                    shared.append(index)
+                else:
+                    self._too_large(index)
+            elif block is None or not block.leased:
                 if len(self._views[index]) <= session.welcome.max_value:
                     inline.append(index)
                 else:
                     self._too_large(index)
-            elif block.belongs_to(session.lease) and not block.busy:
-                shared.append(index)
         return shared, inline
 
     def _inline_batches(self, entries: list[int], session: SessionView) -> Iterator[list[int]]:
@@ -112,8 +120,8 @@ class _Transfer(Operation[T]):
     def _request(self, part: _Part) -> Request:
         entries, payloads, blocks = [], [], []
         for index in part.entries:
-            block = self._blocks[index]
-            offset, region = (0, REGION_INLINE) if block is None else (block.offset, REGION_ARENA)
+            block = None if part.inline else self._blocks[index]
+            offset, region = (0, REGION_INLINE) if block is None else block.place
             entries.append(TRANSFER_ENTRY.pack(self._keys[index], offset, len(self._views[index]), region, 0))
             if block is not None:
                 blocks.append(block)

@@ -1,15 +1,21 @@
-"""What both clients show of their engine."""
+"""What all clients show of their engine, and which implementations there are."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any, Literal
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.errors import ClientError, GatewayUnavailableError
 
+Implementation = Literal["native", "python"]
+
 
 class ClientView:
     """The state of a client's session, read at any moment and from any thread."""
 
+    implementation: Implementation = "python"
     _engine: Engine
 
     @property
@@ -35,3 +41,13 @@ class ClientView:
     def _no_session(self, config: ClientConfig) -> ClientError:
         """Why a strict client has no session."""
         return self.last_error or GatewayUnavailableError(f"no answer from the gateway at {config.address}")
+
+
+def find_native(needed: bool) -> Any:
+    """The module of the native clients. None where it is not installed; ImportError where it is `needed`."""
+    try:
+        return importlib.import_module("integration.client.fast")
+    except ModuleNotFoundError as error:
+        if needed or error.name != "integration.client._native":
+            raise
+        return None

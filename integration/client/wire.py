@@ -13,6 +13,7 @@ VERSION = 1
 REPLY = 0x8000
 ERROR_OPCODE = 0xFFFF
 FEATURE_SHARED_MEMORY = 1
+FEATURE_REGIONS = 2
 REGION_ARENA = 0
 REGION_INLINE = 0xFFFF
 KEY_BYTES = 32
@@ -25,6 +26,9 @@ HEADER = struct.Struct("<IIHHIQQ")
 TRANSFER_ENTRY = struct.Struct("<32sQIHH")
 GET_REPLY_ENTRY = struct.Struct("<II")
 EXISTS_REPLY = struct.Struct("<II")
+REGISTER_BODY = struct.Struct("<QQ")
+# Reply to REGISTER, and UNREGISTER: the region's number.
+REGION_BODY = struct.Struct("<H6x")
 
 _STAGING_BYTES = 64 * 1024
 
@@ -40,6 +44,9 @@ class Opcode(IntEnum):
     EXISTS = 6
     DELETE = 7
     STATS = 8
+    REGISTER = 9
+    UNREGISTER = 10
+    RELEASED = 11
 
 
 class FrameStatus(IntEnum):

@@ -1,5 +1,8 @@
 // The gateway's wire protocol: a client that sends anything, beside cards that answer in any way and order.
 // Every reply is well formed, and when the client is gone nothing of it is left.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <deque>
 
 #include "base/events.hpp"
@@ -31,6 +34,8 @@ class Replies {
  private:
   static void look(const wire::Header& header) {
     check((header.opcode & wire::kReply) != 0, "only replies are sent");
+    const bool notice = header.opcode == (static_cast<std::uint16_t>(wire::Opcode::released) | wire::kReply);
+    check(!notice || (header.body_len == 0 && header.count == 0), "a notice has neither body nor entries");
     check(header.status <= 8, "the frame status is one of those that exist");
     if (header.status != 0 || header.opcode == wire::kErrorOpcode)
       check(header.count == 0, "a refusal has no entries");
@@ -57,11 +62,14 @@ class Run {
     bench_.queue().hold = (how & 8U) != 0;
     bench_.queue().depth = (how & 16U) != 0 ? 2 : 1024;
     if ((how & 32U) != 0)
-      send(gateway::test::frame(wire::Opcode::hello, gateway::test::hello_body(128U << 10U), 0, 1));
+      send(gateway::test::frame(wire::Opcode::hello,
+                                gateway::test::hello_body(128U << 10U, "default", (how & 64U) != 0 ? 2 : 0),
+                                0, 1));
   }
 
   void step(Input& input) {
     const auto what = input.number<std::uint8_t>();
+    if (what >= 248) return use_region(what, input);
     auto& queue = bench_.queue();
     const std::size_t index = queue.held.empty() ? 0 : what / 8U % queue.held.size();
     switch (what % 8) {
@@ -99,6 +107,7 @@ class Run {
     check(bench_.leased() == 0, "no lease is left");
     check(bench_.shared.arena->used() == 0, "the session's memory is given back");
     check(bench_.shared.inline_memory->used() == 0, "private memory is given back");
+    check(bench_.shared.regions->used() == 0, "no region is left");
   }
 
  private:
@@ -123,8 +132,20 @@ class Run {
       turn();
     }
   }
+  // Registers the file, or a descriptor beside any frame, or makes the file another size.
+  void use_region(std::uint8_t what, Input& input) {
+    const std::uint64_t offset = input.number<std::uint8_t>() % 4U * 4096U;
+    if (what < 250) return check(::ftruncate(file_.get(), static_cast<off_t>(offset)) == 0, "ftruncate");
+    Bytes body;
+    gateway::test::append(body, offset);
+    gateway::test::append(body, std::uint64_t{input.number<std::uint16_t>()});
+    const auto opcode = what == 255 ? wire::Opcode::stats : wire::Opcode::register_region;
+    const Bytes request = gateway::test::frame(opcode, body, 1, what);
+    if (!gateway::test::send_descriptors(socket_.get(), {file_.get()}, request)) return;
+    send(std::span(request).subspan(1));
+  }
   void send_frame(Input& input) {
-    const auto opcode = static_cast<wire::Opcode>(1 + input.number<std::uint8_t>() % 8U);
+    const auto opcode = static_cast<wire::Opcode>(1 + input.number<std::uint8_t>() % 11U);
     const auto count = 1U + input.number<std::uint8_t>() % 8U;
     const auto id = input.number<std::uint8_t>();
     const auto status = static_cast<std::uint16_t>(input.number<std::uint8_t>() % 2U);
@@ -150,11 +171,13 @@ class Run {
         append(body, gateway::test::key_of(which % 8U));
         append(body, std::uint64_t{which & 0x78U} * 512U);
         append(body, length);
-        append(body, is_inline ? wire::kRegionInline : wire::kRegionArena);
+        append(body, is_inline ? wire::kRegionInline : static_cast<std::uint16_t>(which % 3U));
         append(body, std::uint16_t{0});
         if (is_inline) inline_bytes_ += length;
         return;
       }
+      case wire::Opcode::unregister_region:
+        return append(body, std::uint64_t{which % 4U});
       case wire::Opcode::exists:
       case wire::Opcode::remove:
         return append(body, gateway::test::key_of(which % 8U));
@@ -181,6 +204,7 @@ class Run {
 
   Bench bench_;
   UniqueFd socket_;
+  UniqueFd file_{::memfd_create("fuzz", MFD_CLOEXEC)};
   Replies replies_;
   std::size_t inline_bytes_{0};
 };

@@ -25,7 +25,14 @@ TEST(GatewaySession, ConversationsFollowTheSharedVectors) {
     for (const auto& step : conversation["steps"]) {
       SCOPED_TRACE(conversation["name"].get<std::string>() + ": " + step["name"].get<std::string>());
       const Bytes expected = akv::test::from_hex(step["expect"]);
-      client.send(akv::test::from_hex(step["send"]));
+      const Bytes request = akv::test::from_hex(step["send"]);
+      if (step.contains("descriptor_bytes")) {
+        const UniqueFd file(::memfd_create("vector", MFD_CLOEXEC));
+        ASSERT_EQ(::ftruncate(file.get(), step["descriptor_bytes"].get<off_t>()), 0);
+        client.send_with({file.get()}, request);
+      } else {
+        client.send(request);
+      }
       bench.turn_until([&] { return !client.receive() || client.received.size() >= expected.size(); });
       EXPECT_EQ(client.received, expected);
       client.received.clear();

@@ -231,11 +231,12 @@ struct Entries {
   std::uint32_t count{0};
 };
 
-inline Bytes hello_body(std::uint64_t arena_bytes, std::string_view name = "default") {
+inline Bytes hello_body(std::uint64_t arena_bytes, std::string_view name = "default",
+                        std::uint32_t more_features = 0) {
   Bytes body;
   append(body, std::uint16_t{1});
   append(body, std::uint16_t{1});
-  append(body, std::uint32_t{arena_bytes != 0});
+  append(body, std::uint32_t{arena_bytes != 0} | more_features);
   append(body, arena_bytes);
   body.resize(body.size() + 64);
   append(body, static_cast<std::uint16_t>(name.size()));
@@ -287,6 +288,24 @@ class Bench {
   } crypto_;
 };
 
+// Sends one byte, and the descriptors with it. False: the socket did not take it.
+inline bool send_descriptors(int socket, const std::vector<int>& descriptors,
+                             std::span<const std::byte> bytes) {
+  iovec vector{const_cast<std::byte*>(bytes.data()), 1};
+  std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+  std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
+}
+
 class TestClient {
  public:
   explicit TestClient(Bench& bench, bool local = true) : bench_(bench) {
@@ -304,6 +323,10 @@ class TestClient {
       if (sent < 0 && errno != EAGAIN) return;
       bench_.turn(1);
     }
+  }
+  // The first byte carries the descriptors.
+  void send_with(const std::vector<int>& descriptors, std::span<const std::byte> bytes) {
+    if (send_descriptors(socket_.get(), descriptors, bytes)) send(bytes.subspan(1));
   }
   // What has arrived, descriptors included; false at the end of the stream.
   bool receive() {

@@ -201,7 +201,7 @@ TEST(GatewayRequests, RandomBodiesAreDecodedOrRefused) {
   std::mt19937 random(3);
   const Limits limits;
   for (int round = 0; round < 20'000; ++round) {
-    const auto opcode = static_cast<wire::Opcode>(1 + random() % 8);
+    const auto opcode = static_cast<wire::Opcode>(1 + random() % 10);
     Bytes body = test::payload_of(random() % 300, static_cast<unsigned>(round));
     for (std::size_t at = 44; at + 4 <= body.size() && random() % 2 == 0; at += 48)
       store_le(body.data() + at, random() % 2 == 0 ? 0U : 0xFFFFU);
@@ -218,7 +218,9 @@ TEST(GatewayRequests, RandomBodiesAreDecodedOrRefused) {
       }
     };
     attempt([](const Frame& f) { return wire::decode_hello(f.body); });
-    attempt([&](const Frame& f) { return decode_transfers(f, limits); });
+    attempt([&](const Frame& f) { return decode_transfers(f, limits, round % 2 == 0); });
+    attempt([](const Frame& f) { return decode_register(f); });
+    attempt([](const Frame& f) { return decode_unregister(f); });
     attempt([&](const Frame& f) { return decode_lengths(f, limits); });
     attempt([](const Frame& f) { return decode_offsets(f); });
     attempt([](const Frame& f) { return decode_keys(f); });

@@ -26,8 +26,8 @@ from pathlib import Path
 HEADER = struct.Struct("<IIHHIQQ")
 ENTRY = struct.Struct("<32sQIHH")
 MAGIC = 0x31564B41
-HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS = range(1, 9)
-OK, MISS, NOT_STORED, TOO_LARGE, NO_SUCH_BLOCK, TOO_SMALL = range(6)
+HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER, RELEASED = range(1, 12)
+OK, MISS, NOT_STORED, TOO_LARGE, NO_SUCH_BLOCK, TOO_SMALL, LATE = range(7)
 BUSY, AUTH_REQUIRED, AUTH_FAILED, BAD_REQUEST = 1, 2, 3, 4
 NO_MEMORY = 6
 INLINE = 0xFFFF
@@ -44,6 +44,7 @@ class Limits:
     max_value: int = 4 << 20
     max_arena: int = 1 << 30
     max_entries: int = 16_384
+    max_regions: int = 4
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Session:
         self.arena: mmap.mmap | None = None
         self.arena_fd = -1
         self.leased: dict[int, int] = {}
+        self.regions: dict[int, mmap.mmap] = {}
+        self.descriptors: list[int] = []
         self.next_offset = 0
         self.client_nonce = b""
         self.server_nonce = b""
@@ -99,7 +102,9 @@ class Session:
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            part = self.sock.recv(min(size - len(data), 1 << 20))
+            wanted = min(size - len(data), 1 << 20)
+            part, descriptors, _, _ = socket.recv_fds(self.sock, wanted, 4)
+            self.descriptors += descriptors
             if not part:
                 raise EOFError
             data += part
@@ -115,6 +120,8 @@ class Session:
             EXISTS: self._exists,
             DELETE: self._delete,
             STATS: self._stats,
+            REGISTER: self._register,
+            UNREGISTER: self._unregister,
         }
         result = handlers[opcode](count, body)
         if result is None:
@@ -159,9 +166,21 @@ class Session:
         arena = min(wanted, limits.max_arena) if features & 1 and self.sock.family == socket.AF_UNIX else 0
         if arena:
             self._make_arena(arena)
-        fields = (1, 0, int(bool(arena)), arena, ALIGN, limits.max_batch, limits.credits, limits.max_frame)
+        regions = features & 2 and self.sock.family == socket.AF_UNIX and limits.max_regions
+        fields = (
+            1,
+            0,
+            int(bool(arena)) | (2 if regions else 0),
+            arena,
+            ALIGN,
+            limits.max_batch,
+            limits.credits,
+            limits.max_frame,
+        )
         most = (limits.max_value, limits.max_entries)
         reply = struct.pack("<HHIQIIIIIIQ32s", *fields, *most, id(self), welcome_mac)
+        if regions:
+            reply += struct.pack("<IIQ", limits.max_regions, 0, 1 << 30)
         return OK, reply
 
     def _make_arena(self, size: int) -> None:
@@ -190,13 +209,34 @@ class Session:
             self.next_offset = 0
         return OK, b""
 
+    def _memory(self, region: int, offset: int, length: int) -> mmap.mmap | None:
+        if region:
+            return self.regions.get(region)
+        return self.arena if self.leased.get(offset, 0) >= length else None
+
+    def _register(self, count: int, body: bytes) -> tuple[int, bytes]:
+        offset, length = struct.unpack("<QQ", body)
+        descriptor = self.descriptors.pop(0)
+        number = max(self.regions, default=0) + 1
+        try:
+            if number > self.gateway.limits.max_regions:
+                return NO_MEMORY, b"too many regions"
+            self.regions[number] = mmap.mmap(descriptor, length, offset=offset)
+        finally:
+            os.close(descriptor)
+        return OK, struct.pack("<H6x", number)
+
+    def _unregister(self, count: int, body: bytes) -> tuple[int, bytes]:
+        del self.regions[struct.unpack("<H6x", body)[0]]
+        return OK, b""
+
     def _put(self, count: int, body: bytes) -> tuple[int, bytes]:
         position, statuses = count * ENTRY.size, []
         for key, offset, length, region, _ in ENTRY.iter_unpack(body[: count * ENTRY.size]):
             if region == INLINE:
                 data, position = body[position : position + length], position + length
-            elif self.arena is not None and self.leased.get(offset, 0) >= length:
-                data = self.arena[offset : offset + length]
+            elif (memory := self._memory(region, offset, length)) is not None:
+                data = memory[offset : offset + length]
             else:
                 statuses.append(NO_SUCH_BLOCK)
                 continue
@@ -216,8 +256,8 @@ class Session:
                 table += struct.pack("<II", OK, len(data))
                 if region == INLINE:
                     payloads.append(data)
-                elif self.arena is not None:
-                    self.arena[offset : offset + len(data)] = data
+                elif (memory := self._memory(region, offset, length)) is not None:
+                    memory[offset : offset + len(data)] = data
         return OK, b"".join([table, *payloads])
 
     def _exists(self, count: int, body: bytes) -> tuple[int, bytes]:

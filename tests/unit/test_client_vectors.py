@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from integration.client.handshake import Handshake, Welcome, session_mac
 from integration.client.keys import default_affinity, dialog_id
 from integration.client.memory import Block, Lease
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, SessionView
-from integration.client.session import Call, Session
+from integration.client.regions import Region, Register, Unregister
+from integration.client.session import Call, Credits, Session
 from integration.client.transfers import Get, Got, Put
 from integration.client.wire import Frame, FrameReader, Status
 
@@ -39,7 +41,7 @@ def _frame(data: bytes) -> Frame:
 def _welcome(step: dict[str, str]) -> Welcome:
     sent = bytes.fromhex(step["send"])[32:]
     _, _, features, arena, nonce = struct.unpack_from("<HHIQ32s", sent)
-    config = ClientConfig(socket="/x" if features else None, arena_bytes=arena)
+    config = ClientConfig(socket="/x" if features else None, arena_bytes=arena, regions=bool(features & 2))
     handshake = Handshake(config, nonce)
     assert handshake.hello()[32:] == sent
     welcome = handshake.receive(*_frame(bytes.fromhex(step["expect"])))
@@ -69,7 +71,8 @@ def _view(step: dict[str, str]) -> SessionView:
 def _run(view: SessionView, step: dict[str, str], operation: Operation[Any]) -> tuple[Any, Exception | None]:
     """Result and error of the operation, after its frame was compared and the example's reply taken."""
     sent: list[bytes] = []
-    session = Session(view, sent.append)
+    credits = Credits(view.welcome.credits, view.welcome.max_entries)
+    session = Session(view, lambda frame, _: sent.append(frame), credits)
     call = Call(operation, lambda: None, 0.0)
     session.start(call)
     [frame] = sent
@@ -103,6 +106,24 @@ def test_shared_memory() -> None:
     got = _run(view, steps["get"], Get(_keys(steps["get"], 48), blocks, 77))[0]
     assert got == [Got(Status.OK, 4096), Got(Status.OK, 100)]
     assert _run(view, steps["free"], Free(blocks)) == (None, None)
+
+
+def test_regions() -> None:
+    steps = _steps("regions")
+    view = _view(steps["hello"])
+    assert (view.welcome.max_regions, view.welcome.max_region_bytes) == (16, 64 << 30)
+    with open(os.memfd_create("vector"), "wb") as file:
+        file.truncate(0x5000)
+        region = Region(file.fileno(), 0x1000, None)
+    assert _run(view, steps["register"], Register(region)) == (None, None)
+    put = [region.block(1, 4096), region.block(0x3FFF, 1)]
+    assert _run(view, steps["put"], Put(_keys(steps["put"], 48), put, 77))[0] == [Status.OK, Status.OK]
+    for block in put:
+        block.drop()
+    into = [region.block(0x1001, 8192), region.block(0x3FFE, 2)]
+    got = _run(view, steps["get"], Get(_keys(steps["get"], 48), into, 77))[0]
+    assert got == [Got(Status.OK, 4096), Got(Status.OK, 1)]
+    assert _run(view, steps["unregister"], Unregister(region)) == (True, None)
 
 
 def test_inline() -> None:

@@ -10,11 +10,13 @@
 #include <utility>
 
 #include "base/bytes.hpp"
+#include "base/guarded_memory.hpp"
 
 namespace akv::fabric {
 namespace {
 
 constexpr int kReadsPerCall = 16;
+constexpr int kMaxMends = 64;  // as for the sender
 
 Fault broken(const nvme::FatalError& error) {
   return {"the target broke the protocol: " + std::string(to_string(error.status)) + " (" +
@@ -70,6 +72,7 @@ std::size_t TcpReceiver::gather(std::span<iovec> out) noexcept {
 }
 
 std::optional<Fault> TcpReceiver::receive(int fd) {
+  int mends = 0;
   for (int reads = 0; reads < kReadsPerCall && !stopped_; ++reads) {
     std::array<iovec, kMaxVectors + 1> vectors;
     const std::size_t count = gather(vectors);
@@ -81,6 +84,11 @@ std::optional<Fault> TcpReceiver::receive(int fd) {
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return std::nullopt;
+      if (errno == EFAULT && ++mends <= kMaxMends) {
+        touch_pages(std::span(vectors).first(count));
+        --reads;
+        continue;
+      }
       return Fault{"receive: " + std::generic_category().message(errno)};
     }
     if (auto fault = take(static_cast<std::size_t>(got))) return fault;

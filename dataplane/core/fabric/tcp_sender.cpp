@@ -8,6 +8,7 @@
 
 #include "base/bytes.hpp"
 #include "base/crc32c.hpp"
+#include "base/guarded_memory.hpp"
 
 namespace akv::fabric {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 // More in one call only pins the thread to one socket.
 constexpr std::size_t kBytesPerCall = std::size_t{1} << 20U;
 constexpr std::size_t kVectorsPerPdu = kMaxVectors + 2;
+// Once is enough unless the owner of the memory takes it away and gives it back all the time.
+constexpr int kMaxMends = 64;
 
 }  // namespace
 
@@ -90,6 +93,7 @@ void TcpSender::advance(std::size_t bytes) noexcept {
 
 std::optional<Fault> TcpSender::flush(int fd, bool& blocked) noexcept {
   blocked = false;
+  int mends = 0;
   while (count_ > 0) {
     Batch batch;
     gather(batch);
@@ -99,6 +103,11 @@ std::optional<Fault> TcpSender::flush(int fd, bool& blocked) noexcept {
     const ssize_t sent = batch.bytes == 0 ? 0 : ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       if (errno == EINTR) continue;
+      // A client's memory is gone: once that is noticed, the bytes go out as zeros, which no checksum matches.
+      if (errno == EFAULT && ++mends <= kMaxMends) {
+        touch_pages(std::span(batch.vectors).first(batch.count));
+        continue;
+      }
       blocked = errno == EAGAIN;
       if (blocked) return std::nullopt;
       return Fault{"send: " + std::generic_category().message(errno)};

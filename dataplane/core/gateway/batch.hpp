@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "arena/region.hpp"
 #include "arena/session_memory.hpp"
 #include "base/clock.hpp"
 #include "gateway/payload.hpp"
@@ -44,12 +46,19 @@ struct Entry {
   std::byte* memory{nullptr};             // the payload's place in shared or private memory
   std::uint32_t length{0};                // PUT: of the payload; GET: room for it
   std::uint32_t value_length{0};          // GET: of the stored payload
-  arena::BlockId block{arena::kNoBlock};  // pinned until the batch is drained
+  arena::BlockId block{arena::kNoBlock};  // of the arena; pinned until the batch is drained
+  arena::Region* region{nullptr};         // that `memory` is in; one of the batch's
   wire::EntryStatus status{wire::EntryStatus::miss};
   std::uint16_t unreleased{0};  // commands that may still touch `memory`
   bool resolved{false};         // has its status
   bool quarantined{false};      // resolved while commands may still touch the block
   std::unique_ptr<SegmentedValue> segments;
+
+  // The client can see `memory`, and uses it again after the reply.
+  [[nodiscard]] bool is_shared() const noexcept { return block != arena::kNoBlock || region != nullptr; }
+  // What was read from `memory` may not be what the client wrote there.
+  [[nodiscard]] bool is_lost() const noexcept { return region != nullptr && region->broken(); }
+  [[nodiscard]] std::span<const std::byte> place() const noexcept { return {memory, length}; }
 };
 
 // Made by a session, executed by the worker that has a queue to the card, answered by the session's worker.
@@ -60,8 +69,9 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::uint64_t dialog_id{0};
   std::vector<Entry> entries;
   std::shared_ptr<const Keyspace> keyspace;
-  std::shared_ptr<arena::SessionMemory> memory;  // null for inline payloads
-  std::shared_ptr<Payload> payload;              // null for shared memory
+  std::shared_ptr<arena::SessionMemory> memory;         // null for inline payloads
+  std::shared_ptr<Payload> payload;                     // null for shared memory
+  std::vector<std::shared_ptr<arena::Region>> regions;  // that entries name; pinned until it is drained
   TimePoint deadline{};
 
   // The session's worker alone.

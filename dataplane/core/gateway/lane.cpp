@@ -113,8 +113,8 @@ void Lane::let_go(Command& command) noexcept {
 void Lane::report(const std::shared_ptr<Batch>& batch) {
   for (Entry& entry : batch->entries) {
     entry.quarantined = entry.unreleased != 0;
-    const bool shared = entry.block != arena::kNoBlock;
-    if (entry.quarantined && shared && batch->op == BatchOp::get) entry.status = wire::EntryStatus::late;
+    if (entry.quarantined && entry.is_shared() && batch->op == BatchOp::get)
+      entry.status = wire::EntryStatus::late;
   }
   batch->finished = true;
   context_.sink.finished(batch);

@@ -22,6 +22,8 @@ Counter miss_reason(Why why) noexcept {
       return Counter::miss_deadline;
     case Why::quarantined:
       return Counter::miss_quarantined;
+    case Why::memory_lost:
+      return Counter::miss_memory_lost;
     case Why::no_space:
     case Why::card_error:
       break;
@@ -44,6 +46,8 @@ Counter loss_reason(Why why) noexcept {
       return Counter::lost_deadline;
     case Why::quarantined:
       return Counter::lost_quarantined;
+    case Why::memory_lost:
+      return Counter::lost_memory_lost;
     case Why::not_found:
     case Why::too_large:
     case Why::card_error:

@@ -23,6 +23,7 @@ enum class Why : std::uint8_t {
   card_error,    // another error of the card
   deadline,      // the request waited too long behind others
   quarantined,   // a late command may still touch the block
+  memory_lost,   // the client shrank the file that its region is in
   unneeded,      // nobody waits for it
 };
 

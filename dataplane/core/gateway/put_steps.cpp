@@ -50,9 +50,13 @@ bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outc
     }
     if (split->count() == 1) {
       fill(command, *split, crc32c({entry.memory, entry.length}));
-      return true;
+    } else {
+      begin_segments(command, *split);
+      fill(command, *split, entry.segments->crcs[command.segment]);
     }
-    begin_segments(command, *split);
+    // The checksum is of zeros where the client's memory went away meanwhile, and would vouch for them.
+    if (entry.is_lost()) outcomes.fail(*command.batch, command.entry, Why::memory_lost);
+    return !entry.resolved;
   }
   fill(command, entry.segments->split, entry.segments->crcs[command.segment]);
   return true;

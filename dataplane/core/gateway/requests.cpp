@@ -39,12 +39,13 @@ std::vector<T> decode_numbers(const Frame& frame) {
   return numbers;
 }
 
-void check_entry(const wire::TransferEntry& entry, std::size_t index, std::uint16_t region) {
+void check_entry(const wire::TransferEntry& entry, std::size_t index, bool is_inline, bool regions) {
   const std::string where = "entry " + std::to_string(index) + ": ";
-  if (entry.region != wire::kRegionArena && entry.region != wire::kRegionInline) {
-    throw wire::BadBody{where + "region " + std::to_string(entry.region) + " is not known in version 1"};
+  if (!regions && entry.region != wire::kRegionArena && entry.region != wire::kRegionInline) {
+    throw wire::BadBody{where + "region " + std::to_string(entry.region) + ", but HELLO granted no regions"};
   }
-  if (entry.region != region) throw wire::BadBody{where + "inline and shared entries in one frame"};
+  if ((entry.region == wire::kRegionInline) != is_inline)
+    throw wire::BadBody{where + "inline and shared entries in one frame"};
   if (entry.flags != 0) throw wire::BadBody{where + "flags must be 0"};
   if (entry.length == 0) throw wire::BadBody{where + "length is 0"};
 }
@@ -136,7 +137,7 @@ wire::Header reply_header(const wire::Header& request, std::uint32_t body_len) {
 
 }  // namespace
 
-TransferRequest decode_transfers(const Frame& frame, const Limits& limits) {
+TransferRequest decode_transfers(const Frame& frame, const Limits& limits, bool regions) {
   check_count(frame);
   check_status(frame);
   const std::size_t table = wire::kTransferEntryBytes * frame.header.count;
@@ -146,7 +147,7 @@ TransferRequest decode_transfers(const Frame& frame, const Limits& limits) {
   for (std::size_t at = 0; at < table; at += wire::kTransferEntryBytes) {
     const auto entry = wire::decode_transfer(frame.body.subspan(at).first<wire::kTransferEntryBytes>());
     if (request.entries.empty()) request.is_inline = entry.region == wire::kRegionInline;
-    check_entry(entry, request.entries.size(), request.is_inline ? wire::kRegionInline : wire::kRegionArena);
+    check_entry(entry, request.entries.size(), request.is_inline, regions);
     request.wanted += entry.length;
     request.longest = std::max(request.longest, entry.length);
     request.entries.push_back(entry);
@@ -157,6 +158,26 @@ TransferRequest decode_transfers(const Frame& frame, const Limits& limits) {
     check_body(frame, table);
   }
   return request;
+}
+
+RegionRequest decode_register(const Frame& frame) {
+  if (frame.header.count != 1) throw wire::BadBody{"REGISTER names one region"};
+  check_status(frame);
+  check_body(frame, wire::kRegisterBytes);
+  const RegionRequest request{.offset = load_le<std::uint64_t>(frame.body.data()),
+                              .length = load_le<std::uint64_t>(frame.body.data() + 8)};
+  if (request.length == 0) throw wire::BadBody{"the region's length is 0"};
+  return request;
+}
+
+std::uint16_t decode_unregister(const Frame& frame) {
+  if (frame.header.count != 1) throw wire::BadBody{"UNREGISTER names one region"};
+  check_status(frame);
+  check_body(frame, wire::kRegionBytes);
+  for (const std::byte reserved : frame.body.subspan(2)) {
+    if (reserved != std::byte{0}) throw wire::BadBody{"a reserved field of UNREGISTER is not 0"};
+  }
+  return load_le<std::uint16_t>(frame.body.data());
 }
 
 std::vector<std::uint32_t> decode_lengths(const Frame& frame, const Limits& limits) {

@@ -22,8 +22,17 @@ struct TransferRequest {
   std::uint32_t longest{0};  // of the entries' lengths
 };
 
+// A part of the file whose descriptor came with the frame.
+struct RegionRequest {
+  std::uint64_t offset{0};
+  std::uint64_t length{0};
+};
+
 // These throw wire::BadBody.
-[[nodiscard]] TransferRequest decode_transfers(const Frame& frame, const Limits& limits);
+// `regions`: entries may name regions, not only the arena.
+[[nodiscard]] TransferRequest decode_transfers(const Frame& frame, const Limits& limits, bool regions);
+[[nodiscard]] RegionRequest decode_register(const Frame& frame);
+[[nodiscard]] std::uint16_t decode_unregister(const Frame& frame);
 [[nodiscard]] std::vector<std::uint32_t> decode_lengths(const Frame& frame, const Limits& limits);
 [[nodiscard]] std::vector<std::uint64_t> decode_offsets(const Frame& frame);
 [[nodiscard]] std::vector<kv::EngineKey> decode_keys(const Frame& frame);

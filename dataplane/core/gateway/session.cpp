@@ -46,7 +46,12 @@ void Session::close() noexcept {
     batch->abandoned.store(true, std::memory_order_relaxed);
   }
   outstanding_.clear();
+  for (Batch* const batch : lingering_)
+    batch->session = nullptr;
+  lingering_.clear();
   memory_.reset();
+  regions_.clear();
+  descriptors_.clear();
   context_.counters.add(Counter::sessions_closed);
   context_.host.ended(*this);
 }
@@ -63,12 +68,13 @@ void Session::read_some() {
     // What was asked for by a client that does not take the answers stays in the socket.
     if (output_.pending() > limits().max_output) return flush_.request();
     const std::span<std::byte> into = reader_.buffer();
-    const ssize_t got = ::recv(socket_.get(), into.data(), into.size(), MSG_DONTWAIT);
+    const long got = receive(into);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) return close();
     reader_.received(static_cast<std::size_t>(got));
     take_frames();
+    check_descriptors();
     if (static_cast<std::size_t>(got) < into.size()) return;
   }
 }
@@ -170,6 +176,13 @@ void Session::begin_closing() {
 void Session::finished(const std::shared_ptr<Batch>& batch) {
   std::erase(outstanding_, batch.get());
   outstanding_entries_ -= batch->entries.size();
+  const auto lost = std::ranges::find_if(batch->regions, [](const auto& region) { return region->broken(); });
+  if (batch->regions.empty() || lost != batch->regions.end()) {
+    batch->session = nullptr;
+  } else {
+    lingering_.push_back(batch.get());
+  }
+  if (lost != batch->regions.end()) return fail_region(**lost, batch->request_id);
   encode_reply(batch, output_);
   flush_.request();
 }

@@ -1,10 +1,14 @@
 // One client connection: frames in, replies out, the session's memory and its outstanding requests.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +60,8 @@ class Session final : private FdHandler {
 
   // A batch of this session has all its statuses.
   void finished(const std::shared_ptr<Batch>& batch);
+  // No command refers to the memory of a batch any more; after finished().
+  void drained(const std::shared_ptr<Batch>& batch);
   // Looks at the deadlines.
   void tick();
   // Takes no new requests and ends when the outstanding ones are answered.
@@ -76,6 +82,8 @@ class Session final : private FdHandler {
 
   void on_events(std::uint32_t events) noexcept override;
   void read_some();
+  [[nodiscard]] long receive(std::span<std::byte> into);
+  void take_descriptors(msghdr& message);
   void take_frames();
   void drop_input();
   void flush();
@@ -94,10 +102,20 @@ class Session final : private FdHandler {
   void take_get(const Frame& frame);
   void take_keyed(const Frame& frame, BatchOp op);
   void take_stats(const Frame& frame);
+  void take_register(const Frame& frame);
+  void take_unregister(const Frame& frame);
+  [[nodiscard]] UniqueFd next_descriptor();
+  void refuse_region(const Frame& frame, wire::FrameStatus status, std::string_view text);
+  void retire(std::uint16_t number);
+  void check_descriptors();
+  void fail_region(const arena::Region& region, std::uint64_t request_id);
 
   [[nodiscard]] bool admit(const Frame& frame);
   [[nodiscard]] std::shared_ptr<Batch> make_batch(const Frame& frame, BatchOp op);
   void place_shared(Batch& batch, const TransferRequest& request);
+  void place_in_arena(Batch& batch, Entry& entry, std::uint64_t offset);
+  void place_in_region(Batch& batch, Entry& entry, const wire::TransferEntry& wanted);
+  [[nodiscard]] wire::Welcome make_welcome(const HelloOutcome& outcome) const;
   [[nodiscard]] bool place_inline_get(Batch& batch, const TransferRequest& request);
   [[nodiscard]] bool place_inline_put(Batch& batch, const TransferRequest& request, const Frame& frame);
   void start(std::shared_ptr<Batch> batch, std::uint64_t bytes);
@@ -124,6 +142,16 @@ class Session final : private FdHandler {
   std::shared_ptr<const Keyspace> keyspace_;
   std::uint32_t keyspace_dbs_{0};
   std::shared_ptr<arena::SessionMemory> memory_;
+
+  // A region that a client unregistered stays until no batch refers to it; then the request is answered.
+  struct Registered {
+    std::shared_ptr<arena::Region> region;
+    std::optional<wire::Header> unregister;
+  };
+  bool regions_granted_{false};
+  std::vector<Registered> regions_;   // number n is at n - 1
+  std::deque<UniqueFd> descriptors_;  // that came and whose REGISTER did not yet
+  std::vector<Batch*> lingering_;     // answered, while commands may still touch regions
 
   std::vector<Batch*> outstanding_;
   std::uint64_t outstanding_entries_{0};

@@ -50,6 +50,14 @@ void Session::dispatch(const Frame& frame) {
       return take_keyed(frame, BatchOp::remove);
     case wire::Opcode::stats:
       return take_stats(frame);
+    case wire::Opcode::register_region:
+      if (regions_granted_) return take_register(frame);
+      break;
+    case wire::Opcode::unregister_region:
+      if (regions_granted_) return take_unregister(frame);
+      break;
+    case wire::Opcode::released:
+      break;
   }
   context_.counters.add(Counter::bad_requests);
   error(frame.header, wire::FrameStatus::unsupported,
@@ -85,22 +93,31 @@ void Session::welcome(const Frame& frame, const wire::Hello& hello, const HelloO
   secret_ = outcome.secret;
   longest_ = context_.shared.lengths.of(name_space_);
   grant_memory(hello);
+  regions_granted_ = local_ && (hello.features & wire::kFeatureRegions) != 0 && limits().max_regions != 0;
   if (memory_ != nullptr) output_.attach_descriptor(memory_->fd(), memory_);
-  const std::span<std::byte> body = begin_reply(frame.header, wire::kWelcomeBytes, output_);
-  wire::encode_welcome({.features = memory_ != nullptr ? wire::kFeatureSharedMemory : 0,
-                        .arena_bytes = memory_ != nullptr ? memory_->bytes().size() : 0,
-                        .block_align = arena::kPageBytes,
-                        .max_batch = wire::kMaxBatch,
-                        .credits = limits().credits,
-                        .max_frame = limits().max_frame,
-                        .max_value = limits().max_value,
-                        .max_entries = limits().max_session_entries,
-                        .session_id = id_,
-                        .server_mac = outcome.server_mac},
-                       body.first<wire::kWelcomeBytes>());
+  const wire::Welcome welcome = make_welcome(outcome);
+  wire::encode_welcome(welcome,
+                       begin_reply(frame.header, static_cast<std::uint32_t>(welcome.bytes()), output_));
   reader_.set_max_body(limits().max_frame);
   state_ = State::open;
   flush_.request();
+}
+
+wire::Welcome Session::make_welcome(const HelloOutcome& outcome) const {
+  const std::uint32_t memory = memory_ != nullptr ? wire::kFeatureSharedMemory : 0;
+  const std::uint32_t regions = regions_granted_ ? wire::kFeatureRegions : 0;
+  return {.features = memory | regions,
+          .arena_bytes = memory_ != nullptr ? memory_->bytes().size() : 0,
+          .block_align = arena::kPageBytes,
+          .max_batch = wire::kMaxBatch,
+          .credits = limits().credits,
+          .max_frame = limits().max_frame,
+          .max_value = limits().max_value,
+          .max_entries = limits().max_session_entries,
+          .session_id = id_,
+          .server_mac = outcome.server_mac,
+          .max_regions = limits().max_regions,
+          .region_bytes = limits().region_bytes};
 }
 
 // As much of what the client wants as is left; a client that gets none works inline.
@@ -154,7 +171,7 @@ void Session::take_stats(const Frame& frame) {
 }
 
 void Session::take_put(const Frame& frame) {
-  const auto request = decode_transfers(frame, limits());
+  const auto request = decode_transfers(frame, limits(), regions_granted_);
   if (!admit(frame)) return;
   name_length(*longest_, request.longest);
   auto batch = make_batch(frame, BatchOp::put);
@@ -169,7 +186,7 @@ void Session::take_put(const Frame& frame) {
 }
 
 void Session::take_get(const Frame& frame) {
-  const auto request = decode_transfers(frame, limits());
+  const auto request = decode_transfers(frame, limits(), regions_granted_);
   if (!admit(frame)) return;
   name_length(*longest_, request.longest);
   auto batch = make_batch(frame, BatchOp::get);
@@ -245,7 +262,7 @@ void Session::settle_unplaced(Batch& batch, Entry& entry, wire::EntryStatus stat
   }
 }
 
-// Points the entries at the session's shared memory and pins their blocks.
+// Points the entries at memory that is shared with the client, and pins it.
 void Session::place_shared(Batch& batch, const TransferRequest& request) {
   batch.memory = memory_;
   for (std::size_t i = 0; i < request.entries.size(); ++i) {
@@ -253,17 +270,25 @@ void Session::place_shared(Batch& batch, const TransferRequest& request) {
     Entry& entry = batch.entries[i];
     std::memcpy(entry.key.data(), wanted.key, entry.key.size());
     entry.length = wanted.length;
-    const auto block = memory_ != nullptr ? memory_->leases.find(wanted.offset, wanted.length) : std::nullopt;
-    if (!block) {
-      settle_unplaced(batch, entry, wire::EntryStatus::no_such_block);
-    } else if (memory_->leases.quarantined(*block)) {
-      const bool get = batch.op == BatchOp::get;
-      settle_unplaced(batch, entry, get ? wire::EntryStatus::late : wire::EntryStatus::not_stored);
+    if (wanted.region == wire::kRegionArena) {
+      place_in_arena(batch, entry, wanted.offset);
     } else {
-      entry.memory = memory_->bytes().data() + wanted.offset;
-      entry.block = *block;
-      memory_->leases.pin(*block);
+      place_in_region(batch, entry, wanted);
     }
+  }
+}
+
+void Session::place_in_arena(Batch& batch, Entry& entry, std::uint64_t offset) {
+  const auto block = memory_ != nullptr ? memory_->leases.find(offset, entry.length) : std::nullopt;
+  if (!block) {
+    settle_unplaced(batch, entry, wire::EntryStatus::no_such_block);
+  } else if (memory_->leases.quarantined(*block)) {
+    const bool get = batch.op == BatchOp::get;
+    settle_unplaced(batch, entry, get ? wire::EntryStatus::late : wire::EntryStatus::not_stored);
+  } else {
+    entry.memory = memory_->bytes().data() + offset;
+    entry.block = *block;
+    memory_->leases.pin(*block);
   }
 }
 
@@ -308,6 +333,8 @@ bool Session::place_inline_put(Batch& batch, const TransferRequest& request, con
 
 // Hands the batch over. Its deadline leaves time for its bytes at the slowest rate worth waiting for.
 void Session::start(std::shared_ptr<Batch> batch, std::uint64_t bytes) {
+  // Regions bound no length: what an entry names beyond the longest block is not waited for.
+  bytes = std::min(bytes, batch->entries.size() * std::uint64_t{limits().max_value});
   const auto transfer = std::chrono::milliseconds(1000 * bytes / limits().slowest_bytes_a_second);
   batch->deadline = context_.reactor.now() + limits().io_timeout + transfer;
   outstanding_.push_back(batch.get());

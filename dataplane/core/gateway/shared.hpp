@@ -22,6 +22,7 @@ struct SharedState {
         secrets(std::move(names)),
         arena(arena::Budget::make(memory_bytes)),
         inline_memory(arena::Budget::make(with.inline_bytes)),
+        regions(arena::Budget::make(with.region_bytes)),
         leased(std::make_shared<std::atomic<std::uint64_t>>(0)),
         counters(workers) {}
 
@@ -29,6 +30,7 @@ struct SharedState {
   const Secrets secrets;
   const std::shared_ptr<arena::Budget> arena;          // of the sessions' shared memory
   const std::shared_ptr<arena::Budget> inline_memory;  // of frames and inline blocks
+  const std::shared_ptr<arena::Budget> regions;        // of the memory that clients registered
   const arena::LeasedTotal leased;
   BlockLengths lengths;
   std::vector<Counters> counters;  // by worker

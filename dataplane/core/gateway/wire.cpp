@@ -80,7 +80,7 @@ Hello decode_hello(std::span<const std::byte> body) {
   return hello;
 }
 
-void encode_welcome(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> to) noexcept {
+void encode_welcome(const Welcome& welcome, std::span<std::byte> to) noexcept {
   std::ranges::fill(to, std::byte{0});
   store_le(to.data(), kVersion);
   store_le(to.data() + 4, welcome.features);
@@ -93,6 +93,9 @@ void encode_welcome(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> 
   store_le(to.data() + 36, welcome.max_entries);
   store_le(to.data() + 40, welcome.session_id);
   std::ranges::copy(welcome.server_mac, to.data() + 48);
+  if ((welcome.features & kFeatureRegions) == 0) return;
+  store_le(to.data() + kWelcomeBytes, welcome.max_regions);
+  store_le(to.data() + kWelcomeBytes + 8, welcome.region_bytes);
 }
 
 TransferEntry decode_transfer(std::span<const std::byte, kTransferEntryBytes> from) noexcept {

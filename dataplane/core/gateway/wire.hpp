@@ -17,6 +17,7 @@ inline constexpr std::size_t kHeaderBytes = 32;
 inline constexpr std::uint16_t kReply = 0x8000;
 inline constexpr std::uint16_t kErrorOpcode = 0xFFFF;
 inline constexpr std::uint32_t kFeatureSharedMemory = 1;
+inline constexpr std::uint32_t kFeatureRegions = 2;
 inline constexpr std::uint16_t kRegionArena = 0;
 inline constexpr std::uint16_t kRegionInline = 0xFFFF;
 inline constexpr std::uint16_t kPrefixOnly = 1;  // request status of EXISTS
@@ -30,6 +31,9 @@ inline constexpr std::size_t kTransferEntryBytes = 48;
 inline constexpr std::size_t kGetReplyEntryBytes = 8;
 inline constexpr std::size_t kExistsReplyBytes = 8;
 inline constexpr std::size_t kWelcomeBytes = 80;
+inline constexpr std::size_t kWelcomeRegionsBytes = 16;  // more, with kFeatureRegions
+inline constexpr std::size_t kRegisterBytes = 16;
+inline constexpr std::size_t kRegionBytes = 8;  // reply to REGISTER, and UNREGISTER
 
 enum class Opcode : std::uint16_t {
   hello = 1,
@@ -40,6 +44,9 @@ enum class Opcode : std::uint16_t {
   exists = 6,
   remove = 7,
   stats = 8,
+  register_region = 9,
+  unregister_region = 10,
+  released = 11,  // from the gateway alone
 };
 
 enum class FrameStatus : std::uint16_t {
@@ -114,9 +121,16 @@ struct Welcome {
   std::uint32_t max_entries{0};  // of outstanding requests together
   std::uint64_t session_id{0};
   Mac server_mac{};
+  std::uint32_t max_regions{0};  // told with kFeatureRegions, as what follows
+  std::uint64_t region_bytes{0};
+
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return kWelcomeBytes + ((features & kFeatureRegions) != 0 ? kWelcomeRegionsBytes : 0);
+  }
 };
 
-void encode_welcome(const Welcome& welcome, std::span<std::byte, kWelcomeBytes> to) noexcept;
+// `to` has welcome.bytes() bytes.
+void encode_welcome(const Welcome& welcome, std::span<std::byte> to) noexcept;
 
 // One entry of PUT or GET.
 struct TransferEntry {

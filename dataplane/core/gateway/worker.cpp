@@ -173,17 +173,23 @@ void Worker::drained(const std::shared_ptr<Batch>& batch) noexcept {
 
 void Worker::finish_here(const std::shared_ptr<Batch>& batch) {
   for (const Entry& entry : batch->entries) {
-    if (entry.quarantined && entry.block != arena::kNoBlock) batch->memory->leases.quarantine(entry.block);
+    if (!entry.quarantined) continue;
+    if (entry.block != arena::kNoBlock) batch->memory->leases.quarantine(entry.block);
+    if (entry.region != nullptr) entry.region->quarantine(entry.place());
   }
   if (batch->session != nullptr) batch->session->finished(batch);
 }
 
 void Worker::drain_here(const std::shared_ptr<Batch>& batch) {
   for (const Entry& entry : batch->entries) {
+    if (entry.quarantined && entry.region != nullptr) entry.region->release_quarantine(entry.place());
     if (entry.block == arena::kNoBlock) continue;
     if (entry.quarantined) batch->memory->leases.release_quarantine(entry.block);
     batch->memory->leases.unpin(entry.block);
   }
+  for (const auto& region : batch->regions)
+    region->unpin();
+  if (batch->session != nullptr) batch->session->drained(batch);
 }
 
 void Worker::tick() {
