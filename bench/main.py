@@ -153,7 +153,7 @@ def _trace(options: argparse.Namespace) -> Path:
     return path
 
 
-def _connection(options: argparse.Namespace) -> dict[str, object]:
+def _connection(options: argparse.Namespace) -> dict[str, Any]:
     secret = None if options.secret_file is None else _secret(options.secret_file)
     return {
         "socket": None if options.host is not None else options.socket,
@@ -175,7 +175,7 @@ def _secret(path: Path) -> bytes:
 
 def _client_config(options: argparse.Namespace) -> ClientConfig:
     size = arena_bytes(options.block_bytes)
-    return ClientConfig(**_connection(options), arena_bytes=size, timeout=options.timeout)  # type: ignore[arg-type]
+    return ClientConfig(**_connection(options), arena_bytes=size, timeout=options.timeout)
 
 
 def _parser() -> argparse.ArgumentParser:

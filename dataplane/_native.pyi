@@ -49,6 +49,8 @@ class Engine:
         port: int,
         client_socket: str,
         shared_memory_size: int,
+        client_regions: int,
+        client_regions_size: int,
         cores: list[int],
         workers: int,
         io_timeout_ms: int,

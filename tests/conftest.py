@@ -38,6 +38,14 @@ def agent_folder(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path / "state" / "shards")
 
 
+@pytest.fixture(params=["python", "native"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the client's implementations: what `connect` makes here and in child processes."""
+    name: str = request.param
+    monkeypatch.setenv("AKV_CLIENT_IMPLEMENTATION", name)
+    return name
+
+
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """One etcd member for the whole run; use `etcd` instead, which is empty at the start of each test."""

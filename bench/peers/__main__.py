@@ -1,6 +1,6 @@
 """Measure this project's whole path beside other caches, interleaved, with medians.
 
-Usage: python -m bench.peers [--peers ours,mooncake] [--repeats 5] [--sizes 256K,1M,2M,4M] [--batches 1,32]
+Usage: python -m bench.peers [--peers ours-region,mooncake] [--repeats 5] [--sizes 256K,1M] [--batches 1,32]
 
 Each cache has one client thread, its own server processes, and values in memory behind a network; `loopback`
 is bare TCP with as many copies. Every repeat runs every case of every cache in turn. GB are 10^9 bytes; CPU

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -136,7 +137,7 @@ def _redis_py(settings: Settings, stack: ExitStack) -> Stage:
     return Stage(_worker(settings, stack, "redis-py", str(socket)), [server])
 
 
-def _ours(settings: Settings, stack: ExitStack) -> Stage:
+def _ours(name: str, settings: Settings, stack: ExitStack) -> Stage:
     """One card in memory over NVMe/TCP, a dataplane with one worker, its control process."""
     nqn, port, directory = "nqn.2024-01.io.akv.bench:b0p0", free_port(HOST), settings.directory
     command: list[str | Path] = [
@@ -172,13 +173,14 @@ def _ours(settings: Settings, stack: ExitStack) -> Stage:
     )
     control = stack.enter_context(child([BIN / "akv-gateway", "--config", config], directory / "control.log"))
     control.wait_file(directory / "status.prom", "xkv_gateway_storage_groups_active 1")
-    worker = _worker(settings, stack, "ours", str(directory / "gateway.sock"), ours=True)
+    worker = _worker(settings, stack, name, str(directory / "gateway.sock"), ours=True)
     return Stage(worker, [card, dataplane, control])
 
 
 OPENERS: dict[str, Opener] = {
     "loopback": _loopback,
-    "ours": _ours,
+    "ours-arena": partial(_ours, "ours-arena"),
+    "ours-region": partial(_ours, "ours-region"),
     "mooncake": _mooncake,
     "lmcache-resp": _lmcache,
     "redis-py": _redis_py,

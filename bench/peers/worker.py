@@ -23,7 +23,8 @@ from bench.peers.clients.base import Cache
 
 CACHES = {
     "loopback": ("bench.peers.clients.loopback", "Loopback"),
-    "ours": ("bench.peers.clients.ours", "Ours"),
+    "ours-arena": ("bench.peers.clients.ours", "OursArena"),
+    "ours-region": ("bench.peers.clients.ours", "OursRegion"),
     "mooncake": ("bench.peers.clients.mooncake", "Mooncake"),
     "lmcache-resp": ("bench.peers.clients.lmcache_resp", "LMCacheResp"),
     "redis-py": ("bench.peers.clients.redis_py", "RedisPy"),

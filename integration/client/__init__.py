@@ -20,7 +20,7 @@ from integration.client.errors import (
 from integration.client.keys import default_affinity, dialog_id, engine_key
 from integration.client.memory import Block
 from integration.client.regions import Region
-from integration.client.sync import Client, connect
+from integration.client.sync import Client, client_class, connect
 from integration.client.transfers import Got
 from integration.client.wire import Status
 
@@ -38,6 +38,7 @@ __all__ = [
     "Region",
     "RequestRefusedError",
     "Status",
+    "client_class",
     "connect",
     "default_affinity",
     "dialog_id",

@@ -212,7 +212,7 @@ class AsyncClient(ClientView):
 
 def async_class(implementation: Implementation | None) -> type[AsyncClient]:
     """The class of clients that `implementation` names; None is the fastest that is there. See `connect`."""
-    if implementation != "python" and (native := find_native(implementation == "native")) is not None:
+    if (native := find_native(implementation)) is not None:
         made: type[AsyncClient] = native.NativeAsyncClient
         return made
     return AsyncClient

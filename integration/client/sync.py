@@ -230,8 +230,8 @@ def connect(*, wait: float = 2.0, implementation: Implementation | None = None, 
     """Make a client and wait up to `wait` seconds for its first session.
 
     Takes the settings of `ClientConfig`. The client works without a session too, answering misses, and
-    connects when the gateway is there; a strict one raises instead. `implementation` None takes the native
-    one where it is installed.
+    connects when the gateway is there; a strict one raises instead. `implementation` None takes
+    AKV_CLIENT_IMPLEMENTATION's, or the native one where it is installed.
 
     Raises:
         ValueError, TypeError: a setting that can't be right.
@@ -249,7 +249,7 @@ def connect(*, wait: float = 2.0, implementation: Implementation | None = None, 
 
 def client_class(implementation: Implementation | None) -> type[Client]:
     """The class of clients that `implementation` names; None is the fastest that is there."""
-    if implementation != "python" and (native := find_native(implementation == "native")) is not None:
+    if (native := find_native(implementation)) is not None:
         made: type[Client] = native.NativeClient
         return made
     return Client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any, Literal
 
 from integration.client.config import ClientConfig
@@ -10,6 +11,7 @@ from integration.client.engine import Engine
 from integration.client.errors import ClientError, GatewayUnavailableError
 
 Implementation = Literal["native", "python"]
+_VARIABLE = "AKV_CLIENT_IMPLEMENTATION"
 
 
 class ClientView:
@@ -43,11 +45,23 @@ class ClientView:
         return self.last_error or GatewayUnavailableError(f"no answer from the gateway at {config.address}")
 
 
-def find_native(needed: bool) -> Any:
-    """The module of the native clients. None where it is not installed; ImportError where it is `needed`."""
+def find_native(implementation: Implementation | None) -> Any:
+    """The module of the native clients, or None where the Python ones are to be used.
+
+    `implementation` None is what AKV_CLIENT_IMPLEMENTATION says; without it, native if it is there.
+
+    Raises:
+        ValueError: there is no such implementation.
+        ImportError: "native" is not installed.
+    """
+    wanted = implementation or os.environ.get(_VARIABLE)
+    if wanted not in {None, "native", "python"}:
+        raise ValueError(f"client implementation {wanted!r}: it must be 'native' or 'python'")
+    if wanted == "python":
+        return None
     try:
         return importlib.import_module("integration.client.fast")
     except ModuleNotFoundError as error:
-        if needed or error.name != "integration.client._native":
+        if wanted is not None or error.name != "integration.client._native":
             raise
         return None

@@ -1,4 +1,4 @@
-"""Registered memory and the real dataplane: clients that die, shrink files or change bytes in mid-transfer."""
+"""Registered memory and the real dataplane: clients die, shrink files or change bytes in mid-transfer."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from integration.client import AsyncClient, Client, Got, Status
 from tests.support.dataplane import Dataplane, TestCard
 from tests.support.procs import ROOT, python_environment, wait_until
 
+pytestmark = pytest.mark.usefixtures("implementation")
 CARDS = [TestCard(f"M{number}") for number in range(3)]
 LENGTH = 8192
 # Far below the deadline of a call, and long enough for a busy machine.

@@ -13,6 +13,7 @@ import pytest
 from integration.client import Client, Got, Status, connect
 from tests.support.procs import ROOT, Program, python_module, wait_until
 
+pytestmark = pytest.mark.usefixtures("implementation")
 KEYS = [bytes([i]) * 32 for i in range(4)]
 LENGTH = 8192
 # Well below the deadline of a call, and long enough for a busy machine.
@@ -102,8 +103,8 @@ def test_a_killed_gateway_costs_misses_and_nothing_else(gateway: Program, path: 
 # behind (gRPC's among them), and could hang.
 FORKING_CLIENT = """
 import os, sys
-from integration.client import Client, ClientConfig, Status
-client = Client(ClientConfig(socket=sys.argv[1]))
+from integration.client import ClientConfig, Status, client_class
+client = client_class(None)(ClientConfig(socket=sys.argv[1]))
 assert client.wait_connected(30)
 one, two = bytes(32), bytes(31) + b"2"
 assert client.put([one], [b"x"], 1) == [Status.OK]

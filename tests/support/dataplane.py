@@ -17,7 +17,7 @@ from controlplane.gateway.messages import plan_to_message
 from controlplane.model.cards import CardPath, RegistryEntry
 from controlplane.model.plan import GatewayPlan, PlannedCard
 from controlplane.model.slots import plan_slots
-from integration.client import Client, ClientConfig
+from integration.client import Client, ClientConfig, client_class
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.procs import PATIENCE, Program, python_module, wait_until
 from tests.support.softcard import Card
@@ -191,7 +191,7 @@ class Dataplane:
             "strict": True,
             "arena_bytes": 16 << 20,
         }
-        made = Client(ClientConfig(**{**defaults, **settings}))
+        made = client_class(None)(ClientConfig(**{**defaults, **settings}))
         # A call before the first session would raise; a refused secret is told at once.
         made.wait_connected(PATIENCE)
         return made

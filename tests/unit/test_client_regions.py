@@ -22,6 +22,7 @@ from tests.support.gateway import (
 )
 from tests.support.procs import wait_until
 
+pytestmark = pytest.mark.usefixtures("implementation")
 KEYS = [bytes([i]) * 32 for i in range(8)]
 BYTES = 1 << 16
 

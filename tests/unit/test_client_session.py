@@ -28,6 +28,7 @@ from integration.client import (
 from tests.support.gateway import ALLOC, EXISTS, FREE, GET, HELLO, PUT, STATS, Limits, ReferenceGateway
 from tests.support.procs import wait_until
 
+pytestmark = pytest.mark.usefixtures("implementation")
 KEYS = [bytes([i]) * 32 for i in range(8)]
 SECRET = bytes(range(32))
 
