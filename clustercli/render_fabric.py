@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,8 +11,6 @@ from rich.table import Table
 from clustercli.render import time_text
 
 Document = dict[str, Any]
-# What ibnetdiscover begins the description of each kind of node with.
-_KINDS = {"Switch": "switches", "Ca": "adapters", "Rt": "routers"}
 
 
 def rail_text(rail: Document) -> str:
@@ -62,8 +59,18 @@ def rails_table(document: Document) -> RenderableType:
 
 def scan_text(document: Document) -> RenderableType:
     """One map as its tool wrote it."""
-    seen = f"{document['node_id']} {document['hca']}/{document['port']}"
-    return f"{document['output']}\n\nseen from {seen} in {document['took_seconds']:.1f} s"
+    return f"{document['output']}\n\n{_seen(document)}"
+
+
+def whole_map(document: Document) -> RenderableType:
+    """The leader's map of one fabric."""
+    [found] = document["maps"]
+    return f"{found['error'] or found['output']}\n\n{_seen(found)} at {time_text(found['at'])}"
+
+
+def _seen(found: Document) -> str:
+    where = f"{found['node_id']} {found['hca']}/{found['port']}"
+    return f"seen from {where} in {found['took_seconds']:.1f} s"
 
 
 def maps_table(document: Document) -> RenderableType:
@@ -79,13 +86,7 @@ def maps_table(document: Document) -> RenderableType:
             f"{found['node_id']} {found['hca']}/{found['port']}",
             time_text(found["at"]),
             f"{found['took_seconds']:.1f} s",
-            _contents(found["output"]),
+            f"{found['switches']} switches, {found['adapters']} adapters, {found['routers']} routers",
             found["error"],
         )
     return table
-
-
-def _contents(output: str) -> str:
-    """How many nodes of each kind a map has."""
-    count = Counter(line.split(None, 1)[0] for line in output.splitlines() if line.strip())
-    return ", ".join(f"{count[word]} {name}" for word, name in _KINDS.items() if count[word])

@@ -93,26 +93,34 @@ def fabric_scan(
     hca: Annotated[
         str, typer.Argument(help="Its adapter's port, ADAPTER or ADAPTER/PORT; none = the first active one.")
     ] = "",
+    fabric: Annotated[str, typer.Option("--fabric", help="The leader's own map of this fabric.")] = "",
 ) -> None:
     """Map an InfiniBand or RoCE fabric as one node's port sees it.
 
     Exit code 1 when a node can't tell, and without NODE when a fabric's last map failed.
     """
     session = session_of(context)
+    if node and fabric:
+        raise typer.BadParameter("--fabric shows a map that the leader has: leave it out, or NODE")
     if not node:
-        request = fleet_pb2.ListFabricMapsRequest()
-        answer = session.call(
-            "fabric-scan", lambda stub: stub.ListFabricMaps, request, READ_SECONDS, FleetServiceStub
-        )
-        session.show(plain(answer), render_fabric.maps_table)
-        if any(found.error for found in answer.maps):
-            raise typer.Exit(REFUSED)
+        _show_maps(session, fabric)
         return
     typer.echo(f"asking {node}; a large fabric takes minutes", err=True)
     name, port = _port(hca)
     wanted = fleet_pb2.ScanFabricRequest(node_id=node, hca=name, port=port)
     answer = session.call("fabric-scan", lambda stub: stub.ScanFabric, wanted, SCAN_SECONDS, FleetServiceStub)
     session.show({"node_id": node, **plain(answer)}, render_fabric.scan_text)
+
+
+def _show_maps(session: Session, fabric: str) -> None:
+    """The leader's maps, or one of them in full."""
+    request = fleet_pb2.ListFabricMapsRequest(fabric=fabric)
+    answer = session.call(
+        "fabric-scan", lambda stub: stub.ListFabricMaps, request, READ_SECONDS, FleetServiceStub
+    )
+    session.show(plain(answer), render_fabric.whole_map if fabric else render_fabric.maps_table)
+    if any(found.error for found in answer.maps):
+        raise typer.Exit(REFUSED)
 
 
 def _port(text: str) -> tuple[str, int]:

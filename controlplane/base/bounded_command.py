@@ -7,13 +7,14 @@ import os
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 # For the end of a killed command's pipes.
 REAP_SECONDS = 2.0
-# A longer line is dropped.
+# Of a longer line only a part is read, and of each line so many characters are told.
 MAX_LINE = 1 << 20
+TOLD_CHARACTERS = 2000
 _BLOCK = 65536
 
 
@@ -98,7 +99,7 @@ async def last_lines(
             continue
         if not data:
             return list(lines)
-        line = data.decode("utf-8", "replace").strip()
+        line = data.decode("utf-8", "replace").strip()[:TOLD_CHARACTERS]
         if line:
             lines.append(line)
             progress(line)
@@ -134,10 +135,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
     asyncio reaps a child only when its pipes are at their end, so what is left in them is read away.
     """
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
     try:
         async with asyncio.timeout(REAP_SECONDS):
             for stream in (process.stdout, process.stderr):
@@ -145,4 +144,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                     pass
             await process.wait()
     except TimeoutError:
-        return  # a process that left the session holds the pipe: its end is not ours to wait for
+        # A process that left the session holds the pipe, and its end is not ours to wait for. Without this
+        # the pipe would stay open until the collector finds it, perhaps when the loop is gone.
+        process._transport.close()  # type: ignore[attr-defined]

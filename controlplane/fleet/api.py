@@ -156,7 +156,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         """The leader's own maps."""
 
         async def work(operations: Operations) -> pb.ListFabricMapsResponse:
-            return operations.fabric.maps()
+            return operations.fabric.maps(request.fabric)
 
         return await self._run("ListFabricMaps", request, context, READ_SECONDS, work)
 

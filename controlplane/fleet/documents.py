@@ -30,8 +30,9 @@ _SHARD_STATES = {
     Phase.STOPPED: agent_pb2.SHARD_STATE_STOPPED,
     Phase.FAILED: agent_pb2.SHARD_STATE_FAILED,
 }
-# A list of all shards has to fit into one message; a node's has them in full.
+# A list of shards has to fit into one message, with the last output of each. A node's has more of it.
 LISTED_LINES = 10
+LISTED_CHARACTERS = 1 << 20
 DEFAULT_START_SECONDS, DEFAULT_DRAIN_SECONDS, DEFAULT_GRACE_SECONDS = 1800.0, 30.0, 10.0
 
 
@@ -85,7 +86,7 @@ def node_details(term: Term, node: Node) -> fleet_pb2.GetNodeResponse:
     answer = fleet_pb2.GetNodeResponse(
         summary=node_summary(term, node, places_by_node(term)),
         incarnation=node.gate.incarnation,
-        shards=[s for s in shards(term, "", MAX_OUTPUT_LINES) if s.node_id == node.node_id],
+        shards=shards(term, lines=MAX_OUTPUT_LINES, node=node.node_id),
         events=[
             fleet_pb2.NodeEvent(
                 at=event.at,
@@ -131,18 +132,31 @@ def _present(facts: NodeFacts) -> agent_pb2.Register:
     return present
 
 
-def shards(term: Term, model: str, lines: int = LISTED_LINES) -> list[fleet_pb2.Shard]:
-    """The shards of a model, or all, in the order of their replicas, with so many lines of last output."""
-    found = sorted(term.ledger.records.assignments.items())
-    return [
-        _shard(term, assignment, place, lines)
-        for _, assignment in found
+def shards(term: Term, model: str = "", lines: int = LISTED_LINES, node: str = "") -> list[fleet_pb2.Shard]:
+    """The shards of a model, on a node, or all, by replica, each with so many lines of last output."""
+    found = [
+        (assignment, place)
+        for _, assignment in sorted(term.ledger.records.assignments.items())
         if model in {"", assignment.model}
         for place in assignment.places
+        if node in {"", place.node_id}
     ]
+    room = LISTED_CHARACTERS // max(1, len(found))
+    return [_shard(term, assignment, place, lines, room) for assignment, place in found]
 
 
-def _shard(term: Term, assignment: Assignment, place: Place, lines: int) -> fleet_pb2.Shard:
+def newest(output: Sequence[str], lines: int, room: int) -> list[str]:
+    """The last lines that have room together."""
+    kept: list[str] = []
+    for line in reversed(output[-lines:]):
+        room -= len(line)
+        if room < 0:
+            break
+        kept.append(line)
+    return kept[::-1]
+
+
+def _shard(term: Term, assignment: Assignment, place: Place, lines: int, room: int) -> fleet_pb2.Shard:
     status = term.shards.statuses[place.shard_id]
     now = term.clock()
     shard = fleet_pb2.Shard(
@@ -159,7 +173,7 @@ def _shard(term: Term, assignment: Assignment, place: Place, lines: int) -> flee
         failures=status.failures,
         retry_in_seconds=max(0.0, status.retry_at - now) if status.phase is Phase.FAILED else 0.0,
         since=term.wall() - (now - status.since),
-        last_output=status.last_output[-lines:],
+        last_output=newest(status.last_output, lines, room),
         exit_code=status.exit_code,
     )
     if status.progress is not None:

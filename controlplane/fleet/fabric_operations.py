@@ -35,9 +35,16 @@ class FabricOperations:
             output=answer.output, took_seconds=answer.took_seconds, hca=hca, port=port
         )
 
-    def maps(self) -> pb.ListFabricMapsResponse:
-        """The last map of each InfiniBand fabric."""
-        return pb.ListFabricMapsResponse(maps=[found for _, found in sorted(self._scans.maps.items())])
+    def maps(self, fabric: str) -> pb.ListFabricMapsResponse:
+        """The last map of each InfiniBand fabric, or of one with what its tool wrote."""
+        answer = pb.ListFabricMapsResponse(maps=[found for _, found in sorted(self._scans.maps.items())])
+        if not fabric:
+            for found in answer.maps:
+                found.ClearField("output")  # together they may be too much for one message
+            return answer
+        if fabric not in self._scans.maps:
+            raise NotFound(f"there is no map of a fabric {fabric[:80]!r}: see clustercli fabric-scan")
+        return pb.ListFabricMapsResponse(maps=[self._scans.maps[fabric]])
 
     def pair(self, request: pb.PairRailsRequest) -> pb.PairRailsResponse:
         """The rails between two nodes."""

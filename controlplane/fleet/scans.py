@@ -6,6 +6,7 @@ A fabric looks the same from all its ports, so one is enough, and its other node
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ class FabricScans:
             log.warning("fabric not mapped", fabric=view.fabric, node=view.node_id, reason=found.error)
         else:
             found.output, found.took_seconds = answer.output, answer.took_seconds
+            _count(found)
         return found
 
     def _nodes_with_ports(self) -> Iterator[tuple[str, Iterable[agent_pb2.IbPort]]]:
@@ -103,6 +105,12 @@ def viewpoints(nodes: Iterable[tuple[str, Iterable[agent_pb2.IbPort]]]) -> list[
             if port.link_layer != ETHERNET and port.state == ACTIVE and fabric not in chosen:
                 chosen[fabric] = Viewpoint(fabric, name, port)
     return [chosen[fabric] for fabric in sorted(chosen)][:MAX_FABRICS]
+
+
+def _count(found: pb.FabricMap) -> None:
+    """How many nodes of each kind the map has: ibnetdiscover begins each with the name of its kind."""
+    kinds = Counter(line.split(None, 1)[0] for line in found.output.splitlines() if line.strip())
+    found.switches, found.adapters, found.routers = kinds["Switch"], kinds["Ca"], kinds["Rt"]
 
 
 def fabric_key(port: agent_pb2.IbPort) -> str:

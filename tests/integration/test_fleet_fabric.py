@@ -183,7 +183,12 @@ async def test_fabrics_are_mapped_on_demand_and_by_the_leader_itself(scene: Scen
     await scene.host.term.scans.scan_all()
     [found] = (await scene.document("fabric-scan"))[0]["maps"]
     assert (found["fabric"], found["node_id"], found["hca"]) == ("ib-fe80000000000000", "gpu-1", "mlx5_0")
-    assert "1 switches, 1 adapters" in (await scene.cli("fabric-scan")).stdout
+    assert found["output"] == ""
+    assert "1 switches, 1 adapters, 0 routers" in (await scene.cli("fabric-scan")).stdout
+    whole = await scene.cli("fabric-scan", "--fabric", found["fabric"])
+    assert 'Ca 2 "H-1"\n\nseen from gpu-1 mlx5_0/1 in' in whole.stdout
+    unknown = await scene.cli("fabric-scan", "--fabric", "x")
+    assert (unknown.returncode, "no map of a fabric 'x'" in unknown.stderr) == (1, True)
     tool.write_text("#!/bin/sh\necho no permission; exit 3\n")
     await scene.host.term.scans.scan_all()
     failed = await scene.cli("fabric-scan")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.agent.weights import removal
+from controlplane.agent.weights import removal, roots
 from controlplane.agent.weights.removal import KeptError, empty_trash, remove_weights
 from controlplane.agent.weights.roots import WeightRoot, read_weights, resolve_roots, size_of
 
@@ -236,3 +236,14 @@ def test_a_root_on_a_network_file_system_is_shared(node: Node, tmp_path: Path) -
     (proc / "self" / "mountinfo").write_text(lines)
     roots = resolve_roots([(node.root, False), (node.outside, False), (node.base / "none", False)], proc)
     assert [(root.path, root.shared) for root in roots] == [(node.root, True), (node.outside, False)]
+
+
+def test_more_weights_than_one_message_holds_are_not_all_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a folder with very many files would keep the node from ever registering."""
+    monkeypatch.setattr(roots, "MAX_SETS", 3)
+    for number in range(5):
+        (tmp_path / f"w{number}").write_bytes(b"x")
+    told = roots.read_weights([roots.WeightRoot(tmp_path, tmp_path, shared=False)])
+    assert [Path(one.path).name for one in told] == ["w0", "w1", "w2"]

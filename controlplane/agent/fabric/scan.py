@@ -10,11 +10,13 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.discovery.infiniband import ETHERNET, read_ports
 from controlplane.agent.discovery.sysfs import entries, read_text
-from controlplane.agent.step import StepError, run_step
+from controlplane.base.bounded_command import CommandError, run_bounded
 
 PROGRAM = "ibnetdiscover"
 SECONDS = 150.0
-MAX_OUTPUT = 1 << 20
+# A message to the leader may have 4 MiB.
+MAX_OUTPUT = 3 << 20
+MAX_ERROR = 400
 _UNSET_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -37,15 +39,17 @@ async def scan(request: agent_pb2.FabricScanRequest, sys_root: Path) -> agent_pb
 
 
 async def _discover(port: agent_pb2.IbPort, answer: agent_pb2.FabricScanAnswer) -> None:
-    lines: list[str] = []
+    command = (PROGRAM, "-C", port.hca, "-P", str(port.port))
     try:
-        await run_step(
-            (PROGRAM, "-C", port.hca, "-P", str(port.port)), seconds=SECONDS, progress=lines.append
-        )
-    except StepError as error:
+        done = await run_bounded(command, SECONDS, MAX_OUTPUT)
+    except CommandError as error:
         answer.error = str(error)
         return
-    answer.output = "\n".join(lines)[:MAX_OUTPUT]
+    if done.code != 0:
+        said = (done.errors or done.output).decode("utf-8", "replace").strip()
+        answer.error = f"{PROGRAM} ended with code {done.code}: {said[-MAX_ERROR:]}"
+        return
+    answer.output = done.output.decode("utf-8", "replace").rstrip()
 
 
 def _own_view(port: agent_pb2.IbPort, sys_root: Path, why: str) -> str:

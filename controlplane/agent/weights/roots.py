@@ -12,12 +12,17 @@ from akv.v1 import agent_pb2
 
 from controlplane.agent.discovery.disks import is_network, mount_of, mount_points
 from controlplane.agent.discovery.sysfs import entries
+from controlplane.base.logging import get_logger
 
 # Names that begin so are the agent's: half-fetched files and what is being removed.
 PRIVATE_PREFIX = ".akv-"
 # Hugging Face's cache keeps its models one level deeper.
 _CONTAINERS = {"hub"}
 MAX_FILES = 1_000_000
+# All of them go in one message.
+MAX_SETS = 4096
+
+log = get_logger("weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,13 @@ def resolve_roots(given: Iterable[tuple[Path, bool]], proc_root: Path) -> list[W
 
 
 def read_weights(roots: Iterable[WeightRoot]) -> list[agent_pb2.Weights]:
-    """Every set of weights below the roots, with its size on disk."""
+    """The sets of weights below the roots, with their sizes on disk; at most MAX_SETS of them."""
+    found = [(root, path) for root in roots for path in units(root.path)]
+    if len(found) > MAX_SETS:
+        log.warning("Too many weights to tell", there=len(found), told=MAX_SETS, first=str(found[0][1]))
     return [
         agent_pb2.Weights(path=str(path), size_bytes=size_of(path), shared=root.shared)
-        for root in roots
-        for path in units(root.path)
+        for root, path in found[:MAX_SETS]
     ]
 
 
