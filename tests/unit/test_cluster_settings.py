@@ -91,6 +91,8 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
         ({"AWC_DOCKER_SOCKET": "docker.sock"}, ["AWC_DOCKER_SOCKET", "relative"]),
         ({"AWC_ETCD_QUOTA_BYTES": "1M"}, ["AWC_ETCD_QUOTA_BYTES", "whole number"]),
         ({"AWC_LEARNER_SECONDS": "0"}, ["AWC_LEARNER_SECONDS", "from 1"]),
+        ({"AWC_EVEN_VOTERS_SECONDS": "0"}, ["AWC_EVEN_VOTERS_SECONDS", "from 1"]),
+        ({"AWC_EXPORTER_TLS": "1"}, ["AWC_EXPORTER_TLS=1", "AWC_SECURITY=mtls"]),
         ({"AWC_CYCLE_SECONDS": "nan"}, ["AWC_CYCLE_SECONDS"]),
         ({"AWC_CARD_CLI": "list 'x"}, ["AWC_CARD_CLI", "quotes"]),
         ({"AWC_CARD_CLI": "  "}, ["AWC_CARD_CLI", "no command"]),
