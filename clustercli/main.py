@@ -13,7 +13,17 @@ from typing import Annotated
 import typer
 
 from clustercli.call import CallError
-from clustercli.commands import cards, diagnosis, fabric, fleet, fleet_models, hosts, overview, pki
+from clustercli.commands import (
+    cards,
+    diagnosis,
+    fabric,
+    fleet,
+    fleet_models,
+    fleet_nodes,
+    hosts,
+    overview,
+    pki,
+)
 from clustercli.session import Output, Session
 from clustercli.target import TargetError, read_target
 from controlplane.base.version import program_version
@@ -28,6 +38,7 @@ SUBJECTS = (
     pki,
     fleet,
     fleet_models,
+    fleet_nodes,
     fabric,
 )
 

@@ -205,6 +205,21 @@ def provision_table(document: dict[str, Any]) -> RenderableType:
     return table
 
 
+def weights_table(document: dict[str, Any]) -> RenderableType:
+    """The weights on a node, the largest first."""
+    table = _table(f"weights on {document['node_id']}", ("path", "size", "shared"))
+    for entry in sorted(document["weights"], key=lambda entry: -entry["size_bytes"]):
+        table.add_row(entry["path"], decimal(entry["size_bytes"]), "yes" if entry["shared"] else "no")
+    return table
+
+
+def removed_text(document: dict[str, Any]) -> RenderableType:
+    """What was removed, and why the rest is kept."""
+    lines = [f"removed {path}" for path in document["removed"]]
+    lines += [f"kept {kept['path']}: {kept['reason']}" for kept in document["kept"]]
+    return "\n".join([*lines, f"{decimal(document['freed_bytes'])} freed on {document['node_id']}"])
+
+
 def _node_state(node: dict[str, Any]) -> str:
     remarks = [
         word

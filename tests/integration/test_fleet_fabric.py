@@ -1,4 +1,4 @@
-"""fabric-test and fabric-scan, from clustercli over the leader to real agents with trees of /sys."""
+"""What clustercli asks of real agents over the leader: fabrics (adapters are trees of /sys), weights."""
 
 from __future__ import annotations
 
@@ -214,6 +214,28 @@ async def test_a_rate_is_shown_while_there_is_traffic_and_falls_to_nothing_after
 
     await eventually(flows, "there is a rate", 30)
     await eventually(lambda: rate() == 0, "it is over", 30)
+
+
+async def test_weights_are_shown_removed_or_kept_and_a_node_is_forgotten(scene: Scene) -> None:
+    root = scene.folder / "weights"
+    (root / "old").mkdir(parents=True)
+    (root / "old" / "f").write_bytes(b"z" * 8192)
+    await scene.node("gpu-1", 1, two_rails, weight_roots=[{"path": str(root)}])
+    document, _ = await scene.document("weights", "gpu-1")
+    assert [(one["path"], one["size_bytes"]) for one in document["weights"]] == [(str(root / "old"), 8192)]
+    assert "8.2 kB" in (await scene.cli("weights", "gpu-1")).stdout
+    kept = await scene.cli("weights", "gpu-1", "--remove", str(root / "old"), "--remove", "/etc/passwd")
+    assert kept.returncode == 1
+    assert f"removed {root / 'old'}" in kept.stdout
+    assert "kept /etc/passwd: it lies below none of this node's weight folders" in kept.stdout
+    assert not (root / "old").exists()
+    refused = await scene.cli("forget-node", "gpu-1")
+    assert (refused.returncode, "stop its akv-agent first" in refused.stderr) == (1, True)
+    await scene.stack.aclose()
+    connections = scene.host.term.connections
+    await eventually(lambda: not connections.is_open("gpu-1"), "it is gone", 30)
+    assert "Node gpu-1 is forgotten" in (await scene.cli("forget-node", "gpu-1")).stdout
+    assert scene.host.term.inventory.nodes == {}
 
 
 async def test_a_fabric_that_is_no_more_is_forgotten(scene: Scene) -> None:
