@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VECTORS = ROOT / "tests/vectors"
-HELLO_SENT, HOLD, SMALL_VALUES, REMOTE, SECRETS = 32, 8, 4, 2, 1
+REGIONS, HELLO_SENT, HOLD, SMALL_VALUES, REMOTE, SECRETS = 64, 32, 8, 4, 2, 1
 
 
 def _u16(value: int) -> bytes:
@@ -45,6 +45,12 @@ def gateway() -> Iterator[bytes]:
     for how in (HELLO_SENT, HELLO_SENT | HOLD, HELLO_SENT | SMALL_VALUES, HELLO_SENT | SMALL_VALUES | HOLD):
         for _ in range(4):
             yield bytes([how]) + bytes([1, 1, 2, 1, 0, 200, 200, 200]) + rng.randbytes(200)
+    # A file of 12 KiB, registered; a PUT and a GET in it; the file shrinks; both again; UNREGISTER.
+    grow, register = bytes([248, 3]), bytes([250, 0]) + _u16(12288)
+    put, get = (bytes([1, opcode, 0, opcode, 0, 1]) + _u16(3000) for opcode in (3, 4))
+    script = grow + register + put + get + bytes([248, 0]) + put + get + bytes([1, 9, 0, 9, 0, 1])
+    for how in (0, HOLD, SMALL_VALUES, HOLD | SMALL_VALUES):
+        yield bytes([REGIONS | HELLO_SENT | how]) + script + bytes([3, 3, 5, 6])
 
 
 def nvme() -> Iterator[bytes]:
