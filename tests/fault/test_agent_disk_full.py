@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,44 +12,25 @@ import pytest
 from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.record import ShardDir
 from controlplane.agent.shards.supervisor import ShardRefusedError
+from controlplane.agent.weights.fetch import FetchError, fetch, parse_source
 from tests.support.addresses import LoopbackNet
 from tests.support.shards import end_all, engine_spec, get, phase, post, supervisor
+from tests.support.small_disk import Disk, small_disk
+from tests.support.weights_store import digest, weights_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
-class Disk:
-    """A file system of 4 MiB."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.shards = path / "shards"
-
-    def fill(self) -> None:
-        with (self.path / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        assert os.statvfs(self.path).f_bavail == 0
-
-    def free(self) -> None:
-        (self.path / "filling").unlink()
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)], check=True)
-    try:
-        yield Disk(path)
-        end_all(path / "shards")
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
+    with small_disk(tmp_path / "disk", 4) as made:
+        yield made
+        end_all(made.path / "shards")
 
 
 async def test_a_crash_is_on_record_with_code_and_last_words(disk: Disk, loopback_net: LoopbackNet) -> None:
     spec = engine_spec(loopback_net)
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         await keeper.start(spec)
         await phase(keeper, "m-0-0", Phase.RUNNING)
         disk.fill()
@@ -62,7 +41,7 @@ async def test_a_crash_is_on_record_with_code_and_last_words(disk: Disk, loopbac
 
 
 async def test_a_shard_can_be_stopped_with_its_grace(disk: Disk, loopback_net: LoopbackNet) -> None:
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         await keeper.start(engine_spec(loopback_net))
         await phase(keeper, "m-0-0", Phase.RUNNING)
         disk.fill()
@@ -73,32 +52,41 @@ async def test_a_shard_can_be_stopped_with_its_grace(disk: Disk, loopback_net: L
 
 async def test_an_engine_that_writes_goes_on_and_is_adopted(disk: Disk, loopback_net: LoopbackNet) -> None:
     spec = engine_spec(loopback_net)
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         await keeper.start(spec)
         await phase(keeper, "m-0-0", Phase.RUNNING)
         pid = (await get(spec, "/environment"))["pid"]
         disk.fill()
         for _ in range(200):  # each is a line of output
             await get(spec, "/environment")
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         shard = keeper.find("m-0-0")
         assert shard is not None
         assert (await get(spec, "/environment"))["pid"] == pid
         disk.free()
         await get(spec, "/environment")
-        assert b"GET /environment" in ShardDir(disk.shards / "m-0-0").log.read_bytes()
+        assert b"GET /environment" in ShardDir(disk.path / "shards" / "m-0-0").log.read_bytes()
         os.kill(pid, 0)
 
 
 async def test_a_start_is_refused_and_leaves_nothing_that_runs(disk: Disk, loopback_net: LoopbackNet) -> None:
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         disk.fill()
         with pytest.raises(ShardRefusedError, match="No space left on device"):
             await keeper.start(engine_spec(loopback_net))
         assert keeper.running == []
-    async with supervisor(disk.shards) as keeper:
+    async with supervisor(disk.path / "shards") as keeper:
         assert keeper.problems == []
-        assert list(disk.shards.iterdir()) == []
+        assert list((disk.path / "shards").iterdir()) == []
         disk.free()
         await keeper.start(engine_spec(loopback_net))
         await phase(keeper, "m-0-0", Phase.RUNNING)
+
+
+async def test_weights_that_do_not_fit_give_the_space_back(tmp_path: Path) -> None:
+    with weights_store() as store, small_disk(tmp_path / "disk", 2) as disk:
+        source = parse_source(store.url + digest(), disk.path)
+        with pytest.raises(FetchError, match="No space left on device"):
+            await fetch(source, lambda done, total: None)
+        assert os.statvfs(disk.path).f_bavail > 400
+        assert not source.path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
@@ -24,6 +25,7 @@ READ_SECONDS = 60.0
 _BLOCK = 1 << 20
 _DIGEST = re.compile(r"sha256=([0-9a-f]{64})", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _PARTIAL, _WHOLE, _PAST_END = 206, 200, 416
 
 
@@ -78,6 +80,8 @@ async def fetch(source: Source, progress: Callable[[int, int], None]) -> None:
             await asyncio.sleep(backoff.next())
         await asyncio.to_thread(_finish, source)
     except OSError as error:
+        if error.errno in _NO_SPACE:  # what has arrived would keep the disk full for everyone else
+            source.partial.unlink(missing_ok=True)
         raise FetchError(f"{source.path}: {error.strerror or error}") from error
     except aiohttp.ClientError as error:
         raise FetchError(f"{source.url}: {error}") from error
