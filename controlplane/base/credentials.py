@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidSignature
 
 from controlplane.base.pki import (
     Identity,
+    NotValidNow,
     PkiError,
     check_validity,
     identity_of,
@@ -36,6 +37,10 @@ WallClock = Callable[[], datetime]
 
 class CredentialsError(Exception):
     """A file that can't be used: which, why, and what to do. Never shows what is in it."""
+
+
+class CredentialsNotNow(CredentialsError):
+    """Files that are good but for the time: a right clock, or a renewal, makes them usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ def _read(path: Path) -> bytes:
 def _checked(path: Path, check: Callable[[], T]) -> T:
     try:
         return check()
+    except NotValidNow as error:
+        raise CredentialsNotNow(f"{path}: {error}") from error
     except PkiError as error:
         raise CredentialsError(f"{path}: {error}") from error
 

@@ -47,6 +47,10 @@ class PkiError(Exception):
     """A certificate, key or name that can't be used: what is wrong, and what to do."""
 
 
+class NotValidNow(PkiError):
+    """A certificate whose time is over or has not come, by the clock of this machine."""
+
+
 class Role(StrEnum):
     """What a certificate's owner may do."""
 
@@ -163,9 +167,9 @@ def check_validity(certificate: x509.Certificate, now: datetime) -> None:
     """Refuse a certificate that is not valid at `now`. Raises PkiError."""
     end, begin = certificate.not_valid_after_utc, certificate.not_valid_before_utc
     if now > end:
-        raise PkiError(f"expired at {end:%Y-%m-%d %H:%M:%SZ}: have it issued anew (clustercli pki issue)")
+        raise NotValidNow(f"expired at {end:%Y-%m-%d %H:%M:%SZ}: have it issued anew (clustercli pki issue)")
     if now < begin:
-        raise PkiError(f"not valid before {begin:%Y-%m-%d %H:%M:%SZ}: is the clock of this machine right?")
+        raise NotValidNow(f"not valid before {begin:%Y-%m-%d %H:%M:%SZ}: is the clock of this machine right?")
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from controlplane.base.credentials import CredentialsError
+from controlplane.base.credentials import CredentialsError, CredentialsNotNow
 from controlplane.base.logging import get_logger
 from controlplane.base.tls import server_credentials
 from controlplane.cluster.api import ClusterServer
@@ -42,14 +42,21 @@ class Listeners:
         self._said = OnChange()
 
     async def start(self) -> None:
-        """Open what can be opened now. Raises OSError, and CredentialsError for files that can't be used."""
+        """Open what can be opened now. Raises OSError, and CredentialsError for files that can't be used.
+
+        A host that boots with a wrong clock opens to the network when that is right.
+        """
         if not self._trust.secure:
             await self._serve(self._settings.api_endpoint, None)
             return
         self._trust.renew_when_due()
         await self._serve_socket(self._settings.admin_socket)
-        if self._trust.ready:
+        if not self._trust.ready:
+            return
+        try:
             await self._open_to_network()
+        except CredentialsNotNow as error:
+            self._say(error)
 
     async def cycle(self) -> None:
         """Open to the network once there is a certificate, and renew it when that is due."""
@@ -72,8 +79,11 @@ class Listeners:
             self._enrollment.renew()
             await self._open_to_network()
         except (OSError, CredentialsError) as error:
-            if self._said.changed(str(error)):
-                log.warning("not open to other hosts", reason=str(error))
+            self._say(error)
+
+    def _say(self, error: Exception) -> None:
+        if self._said.changed(str(error)):
+            log.warning("not open to other hosts", reason=str(error))
 
     async def _open_to_network(self) -> None:
         """Each of the two is opened once; what could not be opened is tried again."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.cluster_hosts import START_SECONDS
 from tests.support.scene.checks import (
     OUT,
     LogMark,
@@ -166,6 +167,19 @@ def test_clocks_jump(scene: Scene, days: int) -> None:
         traffic.one_pass()
         for victim in (leader, gateway):
             victim.clock.set(0)
+        scene.wait_well()
+
+
+def test_a_host_boots_with_a_wrong_clock(scene: Scene) -> None:
+    """It can use no certificate, and waits for the right time instead of giving up."""
+    host = scene.hosts["storage-2"]
+    assert host.service is not None
+    with scene.traffic() as traffic, nothing_changes(scene, traffic):
+        host.service.stop()
+        host.clock.set(-400 * 86400.0)
+        host.begin().wait_event("not open to other hosts", START_SECONDS)
+        assert running(host.service)
+        host.clock.set(0)
         scene.wait_well()
 
 
