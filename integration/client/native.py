@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from integration.client import _native
+from integration.client._native import Call, Codec, Stream, make_stream
+from integration.client._native import Session as NativeSession
 from integration.client.config import ClientConfig
 from integration.client.errors import ProtocolError
 from integration.client.keys import engine_key
@@ -19,7 +20,7 @@ from integration.client.session import Session
 from integration.client.transfers import Got
 from integration.client.wire import Frame, Header, Status
 
-_CODEC = _native.Codec(Block, RegionBlock, engine_key, Got, tuple(Status))
+_CODEC = Codec(Block, RegionBlock, engine_key, Got, tuple(Status))
 
 
 class NativeLink(Link):
@@ -32,8 +33,8 @@ class NativeLink(Link):
     def __init__(self, config: ClientConfig, attention: int) -> None:
         super().__init__(config)
         self._attention = attention
-        self._stream: _native.Stream | None = None
-        self._fast: _native.Session | None = None
+        self._stream: Stream | None = None
+        self._fast: NativeSession | None = None
 
     def close(self) -> None:
         """See Link."""
@@ -42,7 +43,7 @@ class NativeLink(Link):
         super().close()
 
     @property
-    def stream(self) -> _native.Stream | None:
+    def stream(self) -> Stream | None:
         """The stream of the session."""
         return self._stream
 
@@ -68,15 +69,15 @@ class NativeLink(Link):
 
     def has_made(self, call: FastCall) -> bool:
         """See Link."""
-        return isinstance(call, _native.Call) and call.stream is self._stream
+        return isinstance(call, Call) and call.stream is self._stream
 
     def session(self, view: SessionView) -> Session:
         """See Link."""
         welcome = view.welcome
-        self._stream = _native.make_stream(
+        self._stream = make_stream(
             self.descriptor, self._attention, welcome.max_frame, welcome.credits, welcome.max_entries
         )
-        self._fast = _native.Session(self._stream, _CODEC, view.lease, welcome.max_batch, welcome.max_value)
+        self._fast = NativeSession(self._stream, _CODEC, view.lease, welcome.max_batch, welcome.max_value)
         return Session(view, self.send, self._stream)
 
     def send(self, data: bytes, descriptor: int = -1) -> None:
