@@ -181,9 +181,12 @@ async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
         async with leader(loopback_net.host(1), port=port) as lead:
             stream = await lead.stream()
             start = order()
-            start.arguments[:] = ["/bin/sh", "-c", "echo last words; sleep 2; exit 7"]
+            go = agent_folder / "go"
+            script = f"echo last words; until [ -e {go} ]; do sleep 0.1; done; exit 7"
+            start.arguments[:] = ["/bin/sh", "-c", script]
             start.health_path = ""
             await started(stream, start)
+        go.touch()
         await eventually(lambda: running._supervisor.running == [], "it ends", 30)
         async with leader(loopback_net.host(1), port=port) as lead:
             stream = await lead.stream()

@@ -123,7 +123,7 @@ def test_a_forked_child_touches_nothing_of_its_parents_session(gateway: Program,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

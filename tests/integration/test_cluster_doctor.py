@@ -26,6 +26,7 @@ def report(host: ClusterHost, *arguments: str) -> tuple[int, dict[str, dict[str,
     document: dict[str, Any] = json.loads(outcome.stdout)
     checks = {check["name"]: check for check in document["checks"]}
     assert document["failed"] == sum(check["result"] == "failed" for check in checks.values())
+    assert outcome.returncode == int(document["failed"] > 0)
     assert all(check["remedy"] for check in checks.values() if check["result"] in {"failed", "warning"})
     return outcome.returncode, checks
 
@@ -46,7 +47,9 @@ def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> No
         second.start_exporter()
 
         code, checks = report(second, "-n", first.api)
-        assert code == 0, checks
+        # The disk of a busy machine may be too slow for etcd, and is told so.
+        failed = {name for name, check in checks.items() if check["result"] == "failed"}
+        assert failed <= {"disk-latency"}, checks
         for name in ("port-2379", "port-2380", "exporter", "etcd-binary", "card-cli", "serial-xdp1"):
             assert checks[name]["result"] == "ok", checks[name]
         for name in ("cluster", "identity", "from-host-1", "clock-host-1"):

@@ -24,7 +24,7 @@ from controlplane.cluster.trust import Trust
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.pki import TestAuthority
 
-SECONDS = 15.0
+SECONDS = 30.0
 
 
 @dataclass

@@ -164,8 +164,12 @@ def test_administrative_calls_leave_a_record(hosts: list[ClusterHost], admin: Is
     assert (record["what"], record["result"]) == ("host='host-9'", "NOT_FOUND")
     local = audit(hosts[0], "CreateCluster", "admin local")
     assert (local["what"], local["result"]) == ("name='kv-cache'", "OK")
-    enrolled = [event for event in hosts[0].running.events("audit") if event["call"] == "enroll"]
-    assert [event["result"] for event in enrolled] == ["OK", "OK"]
+
+    def enrolled() -> list[str]:
+        events = hosts[0].running.events("audit")
+        return [event["result"] for event in events if event["call"] == "enroll"]
+
+    wait_until(lambda: enrolled() == ["OK", "OK"], "both enrolments are recorded")
 
 
 def test_no_secret_is_in_a_log(hosts: list[ClusterHost]) -> None:

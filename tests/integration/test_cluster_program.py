@@ -14,7 +14,7 @@ from tests.support.procs import Program, python_module
 
 def outcome(*arguments: str) -> tuple[int, str]:
     with Program(python_module("controlplane.apps.awide_cluster", *arguments)) as program:
-        return program.wait_exit(20.0), program.tail()
+        return program.wait_exit(), program.tail()
 
 
 def configured(tmp_path: Path, net: LoopbackNet, **settings: str) -> ClusterHost:

@@ -478,7 +478,7 @@ async def test_a_thousand_reconnects_leave_nothing_behind(host: FleetHost) -> No
             await round_trip(number)
         await eventually(lambda: connections.nodes() == [], "the streams are gone", SECONDS)
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "no task is left", SECONDS)
-        assert descriptors() <= files + 2
+        await eventually(lambda: descriptors() <= files + 2, "no descriptor is left", SECONDS)
         assert len(host.term.requests) == 0
     finally:
         await agent.close()

@@ -108,6 +108,7 @@ def test_a_sick_card_is_out_after_the_polls_and_in_again_at_once(
     pod.wait_status('xkv_gateway_storage_group_active{group="L0P0"}', 0)
     records.health(card, Health.HEALTHY)
     dataplane.wait_plan(lambda plan: len(serials(plan)) == 2, "both cards again")
+    program.wait_event("Cluster card in service")
     order = [event["event"] for event in program.events() if event["event"].startswith("Cluster card")]
     assert order == ["Cluster card out of service", "Cluster card in service"]
 
@@ -217,6 +218,7 @@ def test_an_unreadable_record_is_shown_and_takes_no_card_away(
     records.health(records.cards["L0P1"], Health.SICK)
     after = dataplane.wait_plan(lambda plan: serials(plan) == {"L0P0"}, "three more polls were read")
     assert after.fingerprint == plan.fingerprint
+    wait_until(lambda: len(program.events("Cluster problem")) >= 2, "both problems are told")
     assert len(program.events("Cluster problem")) == 2
 
 
@@ -249,7 +251,7 @@ def test_metrics_are_served_over_http_when_asked_for(
     address = f"{loopback_net.host(7)}:{free_port(loopback_net.host(7))}"
     pod.start(metrics=address)
     pod.wait_status("xkv_gateway_storage_groups_active", 2)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=15) as answer:
         assert "xkv_gateway_storage_groups_active 2" in answer.read().decode()
 
 

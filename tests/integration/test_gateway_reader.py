@@ -30,8 +30,8 @@ class Reading:
         self.hosts = [ClusterHost(net.host(n), self.records.uuid, etcd.endpoints) for n in (1, 2)]
         self.view = GatewayView(PollLimits(), 128)
         self.wake = asyncio.Event()
-        source = MemberSource([HostPort(host.address, host.port) for host in self.hosts], 1.0)
-        self.reader = ClusterReader(source, self.view, 1.0, self.wake)
+        source = MemberSource([HostPort(host.address, host.port) for host in self.hosts], 15.0)
+        self.reader = ClusterReader(source, self.view, 15.0, self.wake)
         self.now = 0.0
 
     async def poll(self) -> Decision:
@@ -77,7 +77,7 @@ async def test_every_change_below_the_cluster_wakes(reading: Reading) -> None:
     for number in range(3):
         reading.wake.clear()
         await asyncio.to_thread(reading.records.join, f"L1P{number}")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await reading.wake.wait()
 
 

@@ -21,7 +21,7 @@ def dead_endpoint(net: LoopbackNet) -> str:
 
 
 async def test_transactions_read_and_write(etcd: EtcdCluster) -> None:
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         assert await client.get(b"/k") is None
         first = await client.txn([kv.absent(b"/k")], [kv.put(b"/k", b"1")])
         assert first.succeeded
@@ -36,7 +36,7 @@ async def test_transactions_read_and_write(etcd: EtcdCluster) -> None:
 
 async def test_endpoint_spellings_and_bad_ones(etcd: EtcdCluster) -> None:
     address = etcd.endpoints[0]
-    async with EtcdClient([f"http://{address}/", address]) as client:
+    async with EtcdClient([f"http://{address}/", address], call_seconds=5.0) as client:
         assert client.endpoints == (address,)
         assert await client.get(b"/k") is None
         with pytest.raises(ValueError, match="at least one endpoint"):
@@ -49,7 +49,7 @@ async def test_endpoint_spellings_and_bad_ones(etcd: EtcdCluster) -> None:
 async def test_reads_and_writes_pass_over_an_endpoint_that_refuses(
     etcd: EtcdCluster, loopback_net: LoopbackNet
 ) -> None:
-    async with EtcdClient([dead_endpoint(loopback_net), *etcd.endpoints]) as client:
+    async with EtcdClient([dead_endpoint(loopback_net), *etcd.endpoints], call_seconds=5.0) as client:
         assert (await client.txn([], [kv.put(b"/k", b"1")])).succeeded
         attempts = client.counts.attempts
         for _ in range(20):
@@ -61,7 +61,7 @@ async def test_a_silent_endpoint_costs_one_attempt_of_one_read(
     etcd: EtcdCluster, loopback_net: LoopbackNet
 ) -> None:
     with black_hole(loopback_net.host(1)) as silent:
-        async with EtcdClient([silent, *etcd.endpoints]) as client:
+        async with EtcdClient([silent, *etcd.endpoints], call_seconds=2.0) as client:
             await client.get(b"/k")
             assert client.counts.attempts == 2
             await client.get(b"/k")
@@ -72,7 +72,7 @@ async def test_a_write_to_a_silent_endpoint_is_not_repeated(
     etcd: EtcdCluster, loopback_net: LoopbackNet
 ) -> None:
     with black_hole(loopback_net.host(1)) as silent:
-        async with EtcdClient([silent, *etcd.endpoints], call_seconds=0.3) as client:
+        async with EtcdClient([silent, *etcd.endpoints], call_seconds=1.0) as client:
             with pytest.raises(OutcomeUnknown, match=silent):
                 await client.txn([], [kv.put(b"/k", b"1")])
             assert client.counts.attempts == 1
@@ -87,7 +87,7 @@ async def test_an_outage_ends_at_the_deadline(loopback_net: LoopbackNet) -> None
             with pytest.raises(StoreUnavailable, match=r"no answer in 0\.3 s"):
                 await client.get(b"/k")
             # Generous, for a busy machine; what bounds the call is that attempts share one deadline.
-            assert client.clock() - started < 3.0
+            assert client.clock() - started < 10.0
             assert client.counts.failed_calls == 1
 
 
@@ -96,7 +96,7 @@ async def test_an_endpoint_that_comes_back_is_let_out_of_quarantine(
 ) -> None:
     first = etcd_cluster.follower()
     others = [member.endpoint for member in etcd_cluster.members if member is not first]
-    async with EtcdClient([first.endpoint, *others]) as client:
+    async with EtcdClient([first.endpoint, *others], call_seconds=2.0) as client:
         first.running.suspend()
         await client.get(b"/k")
         assert client.pool.get(first.endpoint).quarantined
@@ -140,7 +140,7 @@ async def test_closing_a_channel_under_a_call_is_an_error_of_the_call(
     etcd: EtcdCluster, loopback_net: LoopbackNet
 ) -> None:
     with black_hole(loopback_net.host(1)) as silent:
-        async with EtcdClient([silent, *etcd.endpoints]) as client:
+        async with EtcdClient([silent, *etcd.endpoints], call_seconds=2.0) as client:
             waiting = asyncio.create_task(client.get(b"/k", seconds=8.0))
             await eventually(lambda: client.counts.attempts == 1, "a call is under way")
             await client.pool.get(silent).renew()
@@ -158,7 +158,7 @@ async def test_cancelling_a_call_cancels_it(loopback_net: LoopbackNet) -> None:
 
 
 async def test_refusals_are_not_retried(etcd: EtcdCluster) -> None:
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         with pytest.raises(RequestRefused, match="duplicate key") as caught:
             await client.txn([], [kv.put(b"/k", b"1"), kv.put(b"/k", b"2")])
         assert caught.value.refusal is Refusal.OTHER
@@ -179,5 +179,5 @@ async def test_something_that_is_no_etcd_is_passed_over(etcd: EtcdCluster, loopb
     server = await asyncio.start_server(garbage, host, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        async with EtcdClient([f"{host}:{port}", *etcd.endpoints]) as client:
+        async with EtcdClient([f"{host}:{port}", *etcd.endpoints], call_seconds=5.0) as client:
             assert await client.get(b"/k") is None

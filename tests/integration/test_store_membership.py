@@ -45,7 +45,7 @@ async def fill(client: EtcdClient) -> None:
 
 async def test_a_learner_is_added_refused_and_removed(tmp_path: Path, loopback_net: LoopbackNet) -> None:
     with run_etcd(tmp_path, net=loopback_net) as cluster:
-        async with EtcdClient(cluster.endpoints) as client:
+        async with EtcdClient(cluster.endpoints, call_seconds=5.0) as client:
             (voter,) = await list_members(client)
             assert (voter.started, voter.learner, voter.peer_urls) == (
                 True,
@@ -73,7 +73,7 @@ async def test_a_learner_is_added_refused_and_removed(tmp_path: Path, loopback_n
 
 
 async def test_status_is_of_the_member_that_was_asked(etcd_cluster: EtcdCluster) -> None:
-    async with EtcdClient(etcd_cluster.endpoints) as client:
+    async with EtcdClient(etcd_cluster.endpoints, call_seconds=5.0) as client:
         statuses = [await member_status(client, endpoint) for endpoint in client.endpoints]
         assert len({status.member_id for status in statuses}) == 3
         assert len({(status.cluster_id, status.leader_id) for status in statuses}) == 1

@@ -59,7 +59,7 @@ async def test_cards_that_join_at_once_get_numbers_without_gap_or_double(etcd: E
 
     entries = await asyncio.gather(*map(join, range(5)))
     assert sorted(entry.join_seq for entry in entries) == [1, 2, 3, 4, 5]
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         assert set((await read_snapshot(client)).registry) == set(entries)
 
 

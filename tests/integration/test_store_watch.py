@@ -40,7 +40,7 @@ async def take_reread(changes: Watch) -> str:
 
 
 async def test_changes_of_several_prefixes_from_a_revision_on(etcd: EtcdCluster) -> None:
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         await put(client, b"/a/early", b"0")
         start = await put(client, b"/a/1", b"x")
         async with Watch(client, [b"/a/", b"/b/"], start) as changes:
@@ -55,7 +55,7 @@ async def test_changes_of_several_prefixes_from_a_revision_on(etcd: EtcdCluster)
 
 async def test_a_slow_consumer_loses_nothing(etcd: EtcdCluster) -> None:
     count = watch.QUEUE_ITEMS * 3
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         start = await put(client, b"/s/first", b"")
         async with Watch(client, [b"/s/"], start) as changes:
             await take(changes, 1)
@@ -66,7 +66,7 @@ async def test_a_slow_consumer_loses_nothing(etcd: EtcdCluster) -> None:
 
 
 async def test_compacted_history_means_a_reread_and_the_watch_goes_on(etcd: EtcdCluster) -> None:
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         old = await put(client, b"/c/1", b"1")
         new = await put(client, b"/c/1", b"2")
         await compact(client, new)
@@ -78,7 +78,7 @@ async def test_compacted_history_means_a_reread_and_the_watch_goes_on(etcd: Etcd
 
 async def test_another_cluster_means_a_reread(etcd: EtcdCluster, tmp_path: Path) -> None:
     with run_etcd(tmp_path) as other:
-        async with EtcdClient(etcd.endpoints) as client:
+        async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
             start = await put(client, b"/e/1", b"1")
             async with Watch(client, [b"/e/"], start) as changes:
                 await take(changes, 1)
@@ -92,7 +92,7 @@ async def test_a_store_that_went_back_means_a_reread(tmp_path: Path) -> None:
     """A wiped member that starts anew under its old name has the old cluster id and a young revision."""
     with run_etcd(tmp_path) as cluster:
         member = cluster.members[0]
-        async with EtcdClient(cluster.endpoints) as client:
+        async with EtcdClient(cluster.endpoints, call_seconds=5.0) as client:
             for number in range(20):
                 start = await put(client, b"/e/1", str(number).encode())
             async with Watch(client, [b"/e/"], start) as changes:
@@ -107,7 +107,7 @@ async def test_a_store_that_went_back_means_a_reread(tmp_path: Path) -> None:
 
 async def test_quiet_prefixes_resume_past_compaction(etcd_cluster: EtcdCluster) -> None:
     """Progress moves the resume point, so a quiet watch survives a compaction of what it did not miss."""
-    async with EtcdClient(etcd_cluster.endpoints) as client:
+    async with EtcdClient(etcd_cluster.endpoints, call_seconds=5.0) as client:
         start = await put(client, b"/q/1", b"1")
         async with Watch(client, [b"/q/"], start) as changes:
             await take(changes, 1)
@@ -137,7 +137,7 @@ async def put_when_possible(client: EtcdClient, key: bytes) -> int:
 
 async def test_a_quiet_watch_stays_where_it_is(etcd: EtcdCluster) -> None:
     """No change for longer than the dead timer is no reason to leave a member."""
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         start = await put(client, b"/n/1", b"1")
         async with Watch(client, [b"/n/", b"/m/"], start + 1) as changes:
             await eventually(lambda: changes.endpoint is not None, "the watch stands")
@@ -149,7 +149,7 @@ async def test_a_quiet_watch_stays_where_it_is(etcd: EtcdCluster) -> None:
 
 
 async def test_closing_ends_everything(etcd: EtcdCluster) -> None:
-    async with EtcdClient(etcd.endpoints) as client:
+    async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         before = asyncio.all_tasks()
         for _ in range(3):
             async with Watch(client, [b"/z/"], 1) as changes:

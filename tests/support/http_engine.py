@@ -80,6 +80,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.server.enter():
             self._answer(503, {"error": "draining"})
             return
+        print("a request is under way", flush=True)
         try:
             time.sleep(seconds)
         finally:

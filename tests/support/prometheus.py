@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import urllib.request
 from collections.abc import Callable
@@ -50,7 +49,7 @@ def start_prometheus(
     """
     command = [str(prometheus_program()), f"--config.file={directory / 'prometheus.yml'}"]
     command += [f"--web.listen-address={address}:{PORT}", f"--storage.tsdb.path={data}", "--log.level=warn"]
-    return Program(place(command), name="prometheus", env={**os.environ, "GOMAXPROCS": "1"})
+    return Program(place(command), name="prometheus")
 
 
 def is_ready(address: str) -> bool:
