@@ -108,7 +108,8 @@ class Run {
   explicit Run(std::uint8_t how)
       : config_(config(how)),
         store_(config_.capacity, config_.max_value_bytes),
-        target_(reactor_, config_, store_, faults_) {
+        access_(store_),
+        target_(reactor_, config_, access_, faults_) {
     target_.listen(softcard::parse_endpoint("127.0.0.1:0"));
     if ((how & 2U) != 0) return;
     for (std::uint16_t qid = 0; qid < 2; ++qid)
@@ -182,6 +183,7 @@ class Run {
   softcard::CardConfig config_;
   softcard::MemoryStore store_;
   softcard::Faults faults_;
+  softcard::DirectAccess access_;
   softcard::Target target_;
   std::array<std::optional<Host>, 3> hosts_;
 };

@@ -101,6 +101,8 @@ TEST(Transfers, WaitInOrderAndGiveTheirMemoryBack) {
     EXPECT_EQ(transfers.size(), 3U);
     EXPECT_FALSE(transfers.start_waiting());
     EXPECT_EQ(transfers.finish(*first).cid, 1);
+    EXPECT_FALSE(transfers.start_waiting()) << "its memory is in use until it is given back";
+    transfers.give_back(100);
     const auto second = transfers.start_waiting();
     ASSERT_TRUE(second);
     EXPECT_EQ(transfers.find(*second)->cid, 2);

@@ -1,65 +1,22 @@
 // The stores: bounds, eviction, and recovery of a file in every state that a kill may leave.
-#include <gtest/gtest.h>
-#include <stdlib.h>
-
 #include <array>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "base/bytes.hpp"
-#include "softcard/file_store.hpp"
 #include "softcard/memory_store.hpp"
+#include "softcard_support.hpp"
 
 namespace akv::softcard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::uint64_t kKiB = 1024;
-
-nvme::KvKey key_of(const std::string& text) {
-  return *nvme::make_kv_key(as_byte_span(text));
-}
-
-Value value_of(std::size_t size, unsigned seed) {
-  auto bytes = allocate_bytes(size);
-  std::mt19937 source(seed);
-  for (auto& byte : std::span(bytes.get(), size))
-    byte = static_cast<std::byte>(source());
-  return {.bytes = std::move(bytes), .size = static_cast<std::uint32_t>(size)};
-}
-
-void expect_value(Store& store, const std::string& key, std::size_t size, unsigned seed) {
-  Value got;
-  ASSERT_EQ(store.get(key_of(key), got), nvme::kSuccess) << key;
-  const auto expected = value_of(size, seed);
-  ASSERT_EQ(got.size, size);
-  ASSERT_TRUE(size == 0 || std::memcmp(got.bytes.get(), expected.bytes.get(), size) == 0) << key;
-}
-
-class Directory {
- public:
-  Directory() {
-    std::string name = (fs::temp_directory_path() / "softcard-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Directory() { fs::remove_all(path_); }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-  [[nodiscard]] fs::path file(const char* name = "card") const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
-
-CardFileSpec spec(const fs::path& path, std::uint64_t capacity = 1024 * kKiB) {
-  return {.path = path, .serial = "L0P0", .capacity = capacity, .max_value_bytes = 16 * kKiB};
-}
+using test::Directory;
+using test::expect_value;
+using test::key_of;
+using test::kKiB;
+using test::read_at;
+using test::spec;
+using test::value_of;
+using test::write_at;
 
 TEST(Store, KeysAreInBytewiseOrder) {
   std::mt19937 source(3);
@@ -217,21 +174,6 @@ TEST(FileStore, NeverGivesAnOldVersion) {
     });
     EXPECT_EQ(present, store.stats().keys);
   }
-}
-
-// Overwrites part of a file.
-void write_at(const fs::path& path, std::uint64_t offset, std::string_view bytes) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(static_cast<std::streamoff>(offset));
-  file << bytes;
-}
-
-std::string read_at(const fs::path& path, std::uint64_t offset, std::size_t size) {
-  std::ifstream file(path, std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(offset));
-  std::string bytes(size, '\0');
-  file.read(bytes.data(), static_cast<std::streamsize>(size));
-  return bytes;
 }
 
 // A kill may cut the last write anywhere.

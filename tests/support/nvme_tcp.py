@@ -313,6 +313,13 @@ class Queue:
             at += (2 + length + 3) // 4 * 4
         return keys
 
+    def answer_r2t(self) -> None:
+        """Take the next PDU, which must be an R2T, and send what it asks for."""
+        pdu = self.wire.receive()
+        if pdu.kind != R2T:
+            raise ProtocolError(f"PDU type {pdu.kind} instead of R2T")
+        self._answer_r2t(pdu)
+
     def _answer_r2t(self, pdu: Pdu) -> None:
         cid, tag, offset, length = struct.unpack_from("<HHII", pdu.header, 8)
         data = self._data[cid]

@@ -20,6 +20,7 @@
 #include "softcard/memory_store.hpp"
 #include "softcard/options.hpp"
 #include "softcard/state_dir.hpp"
+#include "softcard/store_access.hpp"
 #include "softcard/target.hpp"
 
 namespace akv::softcard {
@@ -73,12 +74,26 @@ class StopSignals final : private FdHandler {
   UniqueFd fd_;
 };
 
-std::unique_ptr<Store> open_store(const CardConfig& card) {
-  if (!card.file) return std::make_unique<MemoryStore>(card.capacity, card.max_value_bytes);
-  return std::make_unique<FileStore>(CardFileSpec{.path = *card.file,
-                                                  .serial = card.serial,
-                                                  .capacity = card.capacity,
-                                                  .max_value_bytes = card.max_value_bytes});
+// The store and the way to it.
+struct Storage {
+  std::unique_ptr<Store> store;
+  std::unique_ptr<StoreAccess> access;
+};
+
+Storage open_storage(Reactor& reactor, const CardConfig& card, Faults& faults) {
+  if (!card.file) {
+    auto store = std::make_unique<MemoryStore>(card.capacity, card.max_value_bytes);
+    auto access = std::make_unique<DirectAccess>(*store);
+    return {std::move(store), std::move(access)};
+  }
+  auto store = std::make_unique<FileStore>(CardFileSpec{.path = *card.file,
+                                                        .serial = card.serial,
+                                                        .capacity = card.capacity,
+                                                        .max_value_bytes = card.max_value_bytes,
+                                                        .direct = card.direct,
+                                                        .faults = &faults});
+  auto access = std::make_unique<ThreadedAccess>(reactor, *store, card.file_readers);
+  return {std::move(store), std::move(access)};
 }
 
 CardRecord record_of(const CardConfig& card, const TcpEndpoint& endpoint) {
@@ -123,8 +138,8 @@ void serve_card(const ServeOptions& options) {
   Reactor reactor;
   const StopSignals signals(reactor);
   Faults faults;
-  const auto store = open_store(card);
-  Target target(reactor, card, *store, faults);
+  auto storage = open_storage(reactor, card, faults);
+  Target target(reactor, card, *storage.access, faults);
   target.listen(options.listen);
   const ControlServer control(
       reactor, seat.listen_control(),
@@ -139,10 +154,13 @@ void serve_card(const ServeOptions& options) {
              {"trsvcid", std::to_string(target.endpoint().port)},
              {"address", target.endpoint().text()},
              {"port", target.endpoint().port},
-             {"keys", store->stats().keys}});
+             {"keys", storage.store->stats().keys}});
   reactor.run();
   target.shut_down();
-  store->flush();
+  faults.clear();
+  faults.release();
+  storage.access.reset();  // once the writes under way are done
+  storage.store->flush();
   log_event(Level::info, "stopped", {{"id", card.id}, {"serial", card.serial}});
 }
 

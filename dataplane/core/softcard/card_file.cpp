@@ -1,7 +1,9 @@
 #include "softcard/card_file.hpp"
 
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -10,9 +12,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <new>
 #include <stdexcept>
 #include <system_error>
-#include <vector>
 
 #include "nvme/identify.hpp"
 
@@ -20,9 +23,10 @@ namespace akv::softcard {
 namespace {
 
 constexpr std::uint64_t kMinSegments = 8;  // fewer would make one eviction drop too large a part of the card
-constexpr std::uint64_t kTargetSegments = 64;
+constexpr std::uint64_t kTargetSegments = 256;
 constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{64} << 20U;
 constexpr std::uint64_t kMinValueBytes = 4096;
+constexpr std::size_t kBlankBytes = std::size_t{1} << 20U;  // of a device, looked at before it is taken
 
 [[noreturn]] void fail_errno(const std::filesystem::path& path, const char* what) {
   throw std::system_error(errno, std::generic_category(), std::string(what) + " " + path.string());
@@ -30,10 +34,6 @@ constexpr std::uint64_t kMinValueBytes = 4096;
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
   throw std::runtime_error("file " + path.string() + " " + why);
-}
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
 }
 
 std::uint64_t random_salt() {
@@ -66,60 +66,101 @@ Superblock plan_layout(const CardFileSpec& spec) {
                              "give at least " +
                              std::to_string(kMinValueBytes * (2 * kMinSegments + 2)) + " bytes");
   }
-  const auto need = sizeof(SegmentHeader) + 2 * record_bytes(plan.max_value_bytes);
+  plan.align = spec.direct ? kDirectAlign : kRecordAlign;
+  const auto need =
+      plan.align + 2 * record_bytes(plan.max_value_bytes, plan.align) + tail_bytes(2, plan.align);
   const auto wanted = std::min(spec.capacity / kTargetSegments, kMaxSegmentBytes);
-  plan.segment_bytes = round_up(std::max(need, wanted), 4096);
+  plan.segment_bytes = round_up(std::max<std::uint64_t>(need, wanted), kDirectAlign);
   plan.segments = static_cast<std::uint32_t>((spec.capacity - kSuperblockBytes) / plan.segment_bytes);
   nvme::set_padded(plan.serial, spec.serial);
   return plan;
 }
 
-CardFile::CardFile(const CardFileSpec& spec)
-    : fd_(::open(spec.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR)) {
+SharedBytes allocate_blocks(std::size_t bytes) {
+  constexpr std::align_val_t align{kDirectAlign};
+  auto* const memory = static_cast<std::byte*>(::operator new(round_up(bytes, kDirectAlign), align));
+  return {memory, [](std::byte* block) { ::operator delete(block, align); }};
+}
+
+CardFile::CardFile(const CardFileSpec& spec) : direct_(spec.direct), faults_(spec.faults) {
+  open(spec);
+  load(spec, size_of(spec));
+}
+
+void CardFile::open(const CardFileSpec& spec) {
+  struct stat status{};
+  // For a device: refused while it is mounted or used by another driver.
+  device_ = ::stat(spec.path.c_str(), &status) == 0 && S_ISBLK(status.st_mode);
+  const int flags = O_RDWR | O_CLOEXEC | (device_ ? O_EXCL : O_CREAT) | (direct_ ? O_DIRECT : 0);
+  fd_.reset(::open(spec.path.c_str(), flags, S_IRUSR | S_IWUSR));
+  if (!fd_ && errno == EINVAL && direct_)
+    refuse(spec.path, "is on a file system without direct I/O; leave --direct out or give another path");
   if (!fd_) fail_errno(spec.path, "can't open file");
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
     refuse(spec.path, "is in use by another card; give each card its own");
+}
+
+std::uint64_t CardFile::size_of(const CardFileSpec& spec) {
   struct stat status{};
   if (::fstat(fd_.get(), &status) != 0) fail_errno(spec.path, "can't stat file");
-  if (!S_ISREG(status.st_mode)) refuse(spec.path, "is not a regular file");
-  if (status.st_size > 0) {
+  if (!device_ && !S_ISREG(status.st_mode)) refuse(spec.path, "is neither a regular file nor a block device");
+  if (!device_) return static_cast<std::uint64_t>(status.st_size);
+  std::uint64_t size = 0;
+  if (::ioctl(fd_.get(), BLKGETSIZE64, &size) != 0) fail_errno(spec.path, "can't ask the size of");
+  return size;
+}
+
+void CardFile::load(const CardFileSpec& spec, std::uint64_t size) {
+  if (size > 0) {
     std::array<std::byte, sizeof(Superblock)> raw{};
-    if (!read(0, raw)) refuse(spec.path, "is too short to be a card's file; remove it or give another path");
+    if (!read_raw(0, raw))
+      refuse(spec.path, "is too short to be a card's file; remove it or give another path");
     superblock_ = nvme::read_wire<Superblock>(raw);
   }
-  // Nothing but zeros: a creation that did not end. The superblock is written last.
-  if (status.st_size == 0 || (all_zero(nvme::wire_bytes(superblock_)) && blank())) {
-    create(spec);
+  // Nothing but zeros: new, or a creation that did not end. The superblock is written last.
+  if (size == 0 || (all_zero(nvme::wire_bytes(superblock_)) && blank(size))) {
+    create(spec, size);
   } else {
-    check(spec, static_cast<std::uint64_t>(status.st_size));
+    check(spec, size);
   }
 }
 
-void CardFile::create(const CardFileSpec& spec) {
+void CardFile::create(const CardFileSpec& spec, std::uint64_t size) {
   superblock_ = plan_layout(spec);
   superblock_.salt = random_salt();
   superblock_.crc = superblock_crc(superblock_);
   const auto total = segment_offset(superblock_.segments);
+  if (device_ && size < total) {
+    refuse(spec.path, "has " + std::to_string(size) + " bytes; give a --capacity of at most that");
+  }
   // All space now: a full disk must not surprise a running card.
-  if (const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(total)); error != 0) {
+  if (const int error = device_ ? 0 : ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(total));
+      error != 0) {
     errno = error;
     fail_errno(spec.path, "can't reserve the capacity in file");
   }
-  if (!write(0, nvme::wire_bytes(superblock_))) fail_errno(spec.path, "can't write file");
+  if (!write_raw(0, nvme::wire_bytes(superblock_), {})) fail_errno(spec.path, "can't write file");
   sync();
 }
 
-// Whether no byte of the file says anything. Other files begin with zeros too, such as images of disks.
-bool CardFile::blank() const {
-  std::vector<std::byte> part(std::size_t{64} << 10U);
-  off_t at = 0;
-  while ((at = ::lseek(fd_.get(), at, SEEK_DATA)) >= 0) {
-    const auto got = ::pread(fd_.get(), part.data(), part.size(), at);
+// Whether no byte of the file says anything. Other files begin with zeros too, such as images of disks. Of a
+// device only the beginning is looked at: partition tables and file systems have their marks there.
+bool CardFile::blank(std::uint64_t size) const {
+  constexpr std::size_t part_bytes = std::size_t{64} << 10U;
+  const auto part = allocate_blocks(part_bytes);
+  std::uint64_t at = 0;
+  while (at < (device_ ? std::min<std::uint64_t>(kBlankBytes, size) : size)) {
+    if (!device_) {
+      const auto data = ::lseek(fd_.get(), static_cast<off_t>(at), SEEK_DATA);
+      if (data < 0) return errno == ENXIO;  // no more data behind
+      at = static_cast<std::uint64_t>(data) / kDirectAlign * kDirectAlign;
+    }
+    const auto got = ::pread(fd_.get(), part.get(), part_bytes, static_cast<off_t>(at));
     if (got <= 0) return false;
-    if (!all_zero(std::span(part).first(static_cast<std::size_t>(got)))) return false;
-    at += got;
+    if (!all_zero({part.get(), static_cast<std::size_t>(got)})) return false;
+    at += static_cast<std::uint64_t>(got);
   }
-  return errno == ENXIO;  // no more data behind
+  return true;
 }
 
 void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
@@ -139,6 +180,10 @@ void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
     refuse(spec.path, "was made with capacity " + std::to_string(block.capacity) + ", not " +
                           std::to_string(spec.capacity) + "; give that --capacity or remove the file");
   }
+  if (block.align != (spec.direct ? kDirectAlign : kRecordAlign)) {
+    refuse(spec.path, std::string("was made with") + (spec.direct ? "out" : "") +
+                          " --direct; serve it so, or remove it");
+  }
   if (const auto whole = segment_offset(block.segments); size < whole) {
     refuse(spec.path, "has " + std::to_string(size) + " of its " + std::to_string(whole) +
                           " bytes: it was cut; remove it or give another path");
@@ -146,6 +191,29 @@ void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
 }
 
 bool CardFile::read(std::uint64_t offset, std::span<std::byte> to) const noexcept {
+  if (const auto fault = faults_ == nullptr ? std::nullopt : faults_->take(FaultOp::file_read)) {
+    if (fault->kind == FaultKind::error) return false;
+    faults_->wait(*fault);
+  }
+  bytes_read_ += to.size();
+  return read_raw(offset, to);
+}
+
+bool CardFile::read_raw(std::uint64_t offset, std::span<std::byte> to) const noexcept {
+  const auto direct = direct_ && (offset % kDirectAlign != 0 || to.size() % kDirectAlign != 0 ||
+                                  reinterpret_cast<std::uintptr_t>(to.data()) % kDirectAlign != 0);
+  if (direct) {
+    const auto begin = offset / kDirectAlign * kDirectAlign;
+    const auto end = round_up(offset + to.size(), kDirectAlign);
+    try {
+      const auto blocks = allocate_blocks(end - begin);
+      if (!read_raw(begin, {blocks.get(), end - begin})) return false;
+      std::memcpy(to.data(), blocks.get() + (offset - begin), to.size());
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
   while (!to.empty()) {
     const auto got = ::pread(fd_.get(), to.data(), to.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
@@ -156,8 +224,44 @@ bool CardFile::read(std::uint64_t offset, std::span<std::byte> to) const noexcep
   return true;
 }
 
+SharedBytes CardFile::read_shared(std::uint64_t offset, std::size_t bytes) const {
+  auto blocks = allocate_blocks(bytes);
+  return read(offset, {blocks.get(), direct_ ? round_up(bytes, kDirectAlign) : bytes}) ? blocks : nullptr;
+}
+
 bool CardFile::write(std::uint64_t offset, std::span<const std::byte> head,
-                     std::span<const std::byte> body) const noexcept {
+                     std::span<const std::byte> body) noexcept {
+  const auto fault = faults_ == nullptr ? std::nullopt : faults_->take(FaultOp::file_write);
+  if (!fault) return write_raw(offset, head, body);
+  if (fault->kind == FaultKind::torn) static_cast<void>(write_raw(offset, head, body.first(body.size() / 2)));
+  errno = fault->error_number;
+  if (fault->kind == FaultKind::error || fault->kind == FaultKind::torn) return false;
+  faults_->wait(*fault);
+  return write_raw(offset, head, body);
+}
+
+bool CardFile::write_raw(std::uint64_t offset, std::span<const std::byte> head,
+                         std::span<const std::byte> body) noexcept {
+  if (!direct_) return write_plain(offset, head, body);
+  const auto bytes = round_up(head.size() + body.size(), kDirectAlign);
+  if (bytes > bounce_bytes_) {
+    try {
+      bounce_ = allocate_blocks(bytes);
+    } catch (const std::bad_alloc&) {
+      errno = ENOMEM;
+      return false;
+    }
+    bounce_bytes_ = bytes;
+  }
+  std::memcpy(bounce_.get(), head.data(), head.size());
+  if (!body.empty()) std::memcpy(bounce_.get() + head.size(), body.data(), body.size());
+  const auto written = head.size() + body.size();
+  std::memset(bounce_.get() + written, 0, bytes - written);
+  return write_plain(offset, {bounce_.get(), bytes}, {});
+}
+
+bool CardFile::write_plain(std::uint64_t offset, std::span<const std::byte> head,
+                           std::span<const std::byte> body) noexcept {
   while (!head.empty() || !body.empty()) {
     const std::array<iovec, 2> vectors{iovec{const_cast<std::byte*>(head.data()), head.size()},
                                        iovec{const_cast<std::byte*>(body.data()), body.size()}};
@@ -171,6 +275,15 @@ bool CardFile::write(std::uint64_t offset, std::span<const std::byte> head,
     offset += bytes;
   }
   return true;
+}
+
+bool CardFile::patch(std::uint64_t offset, std::span<const std::byte> bytes) noexcept {
+  if (!direct_) return write(offset, bytes);
+  const auto begin = offset / kDirectAlign * kDirectAlign;
+  alignas(kDirectAlign) std::array<std::byte, kDirectAlign> block;
+  if (!read(begin, block)) return false;
+  std::memcpy(block.data() + (offset - begin), bytes.data(), bytes.size());
+  return write(begin, block);
 }
 
 void CardFile::sync() const {

@@ -17,8 +17,9 @@ void execute_unconnected(Connection& connection, const Request& request);
 void execute_admin(Connection& connection, const Request& request);
 void execute_io(Connection& connection, const Request& request);
 
-// The data of a store is complete.
-void finish_store(Connection& connection, std::uint16_t cid, const nvme::KvCommand& command, Value value);
+// The data of a store is complete. `budgeted` bytes of the receive budget are held until it is done.
+void finish_store(Connection& connection, std::uint16_t cid, const nvme::KvCommand& command, Value value,
+                  std::uint32_t budgeted);
 
 // Fabrics commands on a connected queue (NVMe Base 2.0, 6).
 void execute_fabrics(Connection& connection, const Request& request);

@@ -23,6 +23,8 @@ struct CardConfig {
   nvme::Uuid uuid{};          // of the namespace
   std::uint64_t capacity{0};  // bytes
   std::optional<std::filesystem::path> file;
+  bool direct{false};             // past the page cache
+  std::uint16_t file_readers{8};  // threads that read the file
   std::uint32_t max_value_bytes{std::uint32_t{8} << 20U};
   std::uint16_t max_queues{64};  // I/O queues of one controller
   std::uint32_t max_connections{1024};

@@ -58,6 +58,7 @@ Connection::Connection(Target& target, UniqueFd socket, std::uint64_t id)
              .max_capsule_data = kInCapsuleBytes,
              .max_data = kMaxH2cDataBytes},
       transfers_(target.budget()),
+      answers_(target.reactor(), [this] { send_answers(); }),
       phase_deadline_(Clock::now() + target.config().handshake_timeout) {
   target_.reactor().add(socket_.get(), interest_, *this);
 }
@@ -101,7 +102,7 @@ void Connection::receive() {
 void Connection::process() {
   while (open() && !paused_ && process_one()) {
     pdu_deadline_.reset();
-    paused_ = tx_.bytes() > kMaxOutput;
+    paused_ = held_bytes() > kMaxOutput;
   }
 }
 
@@ -215,8 +216,12 @@ void Connection::end_h2c_data(std::uint16_t tag) {
   transfer->digest_failed |= !rx_.digest_matches();
   if (transfer->received < transfer->command.size) return;
   auto done = transfers_.finish(tag);
-  if (done.digest_failed) return respond(done.cid, nvme::kTransientTransportError);
-  finish_store(*this, done.cid, done.command, {.bytes = std::move(done.bytes), .size = done.command.size});
+  if (done.digest_failed) {
+    transfers_.give_back(done.command.size);
+    return respond(done.cid, nvme::kTransientTransportError);
+  }
+  finish_store(*this, done.cid, done.command, {.bytes = std::move(done.bytes), .size = done.command.size},
+               done.command.size);
 }
 
 void Connection::execute(const Request& request) {
@@ -273,7 +278,8 @@ void Connection::half_close() {
 }
 
 void Connection::run(const Request& request) {
-  if (transfers_.uses(request.sqe.cid)) return respond(request.sqe.cid, nvme::dnr(nvme::kCommandIdConflict));
+  const bool in_use = transfers_.uses(request.sqe.cid) || pending_.contains(request.sqe.cid);
+  if (in_use) return respond(request.sqe.cid, nvme::dnr(nvme::kCommandIdConflict));
   if (controller_ != nullptr && qid_ == 0) {
     execute_admin(*this, request);
   } else if (controller_ != nullptr) {
@@ -335,12 +341,37 @@ void Connection::respond_data(std::uint16_t cid, TxQueue::Payload data, std::uin
 
 void Connection::begin_store(std::uint16_t cid, const nvme::KvCommand& command) {
   // The host may not have more commands outstanding than its queue has entries.
-  if (transfers_.size() >= entries_) return terminate({nvme::FatalStatus::sequence_error, 0}, {});
+  if (transfers_.size() + pending_.size() >= entries_)
+    return terminate({nvme::FatalStatus::sequence_error, 0}, {});
   const bool waited = transfers_.any_waiting();
   if (const auto tag = transfers_.start(cid, command)) {
     ask_for_data(*tag);
   } else if (!waited) {
     target_.budget().join_line(*this);
+  }
+}
+
+bool Connection::begin_pending(std::uint16_t cid, std::uint64_t bytes) {
+  if (transfers_.size() + pending_.size() >= entries_) {
+    terminate({nvme::FatalStatus::sequence_error, 0}, {});
+    return false;
+  }
+  pending_.emplace(cid, bytes);
+  pending_bytes_ += bytes;
+  return true;
+}
+
+void Connection::end_pending(std::uint16_t cid) {
+  const auto ended = pending_.extract(cid);
+  pending_bytes_ -= ended.mapped();
+  answers_.request();
+}
+
+void Connection::send_answers() noexcept {
+  try {
+    flush();
+  } catch (const std::bad_alloc&) {
+    close("out of memory");
   }
 }
 
@@ -365,7 +396,7 @@ void Connection::ask_for_data(std::uint16_t tag) {
 void Connection::flush() {
   while (phase_ != Phase::closed) {
     if (tx_.flush(socket_.get()) == TxQueue::Result::failed) return close("connection reset");
-    if (!paused_ || tx_.bytes() > kMaxOutput / 2) break;
+    if (!paused_ || held_bytes() > kMaxOutput / 2) break;
     paused_ = false;
     process();  // commands that are in the buffer already raise no event of the socket
   }

@@ -55,6 +55,14 @@ class Connection final : public FdHandler, public BudgetWaiter {
   // Sends what was answered. Events of this connection end with it; others that answer here must call it.
   void flush();
 
+  // A command that the store answers later, which holds so many bytes apart from the receive budget. False:
+  // the host has more commands under way than its queue takes, and the connection ends.
+  [[nodiscard]] bool begin_pending(std::uint16_t cid, std::uint64_t bytes);
+  // Its answer is there; it is sent after the current event.
+  void end_pending(std::uint16_t cid);
+  // Of the receive budget.
+  void give_back(std::uint32_t bytes) { transfers_.give_back(bytes); }
+
   // A successful Connect: `entries` is the queue's size.
   void attach(Controller& controller, std::uint16_t qid, std::uint16_t entries, bool sq_flow_control);
   // A store whose data the host holds: asks for it.
@@ -82,6 +90,8 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void execute_with(const Fault& fault, const Request& request);
   void run_later(std::chrono::milliseconds delay, const Request& request);
   void half_close();
+  void send_answers() noexcept;
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return tx_.bytes() + pending_bytes_; }
   [[nodiscard]] std::optional<FaultKind> take_answer_fault(std::uint16_t cid);
   void push_response(std::uint16_t cid, nvme::Status status, std::uint64_t result);
   void ask_for_data(std::uint16_t tag);
@@ -108,6 +118,11 @@ class Connection final : public FdHandler, public BudgetWaiter {
   Request request_{};                     // whose in-capsule data is being received
   std::optional<std::uint16_t> h2c_tag_;  // whose H2CData is being received
   std::uint32_t h2c_bytes_{0};
+
+  std::map<std::uint16_t, std::uint64_t>
+      pending_;  // bytes of each command that the store has still to answer
+  std::uint64_t pending_bytes_{0};
+  AfterEvent answers_;
 
   Controller* controller_{nullptr};
   std::uint16_t qid_{0};

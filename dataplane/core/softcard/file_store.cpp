@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <random>
-#include <stdexcept>
+#include <cerrno>
 #include <utility>
 
 #include "base/events.hpp"
@@ -11,206 +10,87 @@
 namespace akv::softcard {
 namespace {
 
-constexpr std::size_t kScanBytes = std::size_t{64} << 10U;
+// Full segments whose retrieved pairs move before room is made by plain eviction: bounds the work of one put.
+constexpr int kMovingRounds = 4;
 
-nvme::KvKey key_of(const RecordHeader& record) {
-  return {.bytes = record.key, .length = record.key_length};
-}
-
-bool plausible(const RecordHeader& record, const Superblock& layout, std::uint64_t sequence,
-               std::uint64_t offset) {
-  return record.magic == kRecordMagic && record.sequence == sequence && record.key_length >= 1 &&
-         record.key_length <= nvme::kKvKeyMaxBytes && record.value_bytes <= layout.max_value_bytes &&
-         offset + record_bytes(record.value_bytes) <= layout.segment_bytes &&
-         (record.kind == RecordKind::value || record.kind == RecordKind::removed);
+nvme::KvKey key_of(const TableEntry& entry) {
+  return {.bytes = entry.key, .length = entry.key_length};
 }
 
 }  // namespace
-
-FileStore::FileStore(const CardFileSpec& spec) : file_(spec), segments_(file_.superblock().segments) {
-  recover();
-}
 
 std::uint32_t FileStore::max_value_bytes() const noexcept {
   return file_.superblock().max_value_bytes;
 }
 
-void FileStore::recover() {
-  const auto found = find_segments();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const auto& [header, index] = found[i];
-    segments_[index].sequence = last_sequence_ = header.sequence;
-    segments_[index].last_crc = header.crc;
-    in_use_.push_back(index);
-    const bool newest = i + 1 == found.size();
-    const bool end_known = !newest && found[i + 1].header.previous_sequence == header.sequence;
-    const std::uint64_t whole = file_.superblock().segment_bytes;
-    replay(index, end_known ? std::min(found[i + 1].header.previous_used, whole) : whole, newest);
-  }
-  // Segments whose headers rotted had numbers that nobody knows any more, and none may be used twice.
-  last_sequence_ += segments_.size() + std::random_device{}();
-  if (in_use_.empty() && !begin_segment(0)) throw std::runtime_error("the card's file can't be written");
-  while (free_.empty()) {
-    if (!release_oldest()) throw std::runtime_error("the card's file can't be written");
-  }
-  log_event(gaps_ == 0 ? Level::info : Level::warning, "store_recovered",
-            {{"keys", pairs_.size()}, {"bytes", bytes_}, {"segments", in_use_.size()}, {"gaps", gaps_}});
-}
-
-// The segments in use, oldest first; the others are free.
-std::vector<FileStore::Recovered> FileStore::find_segments() {
-  std::vector<Recovered> found;
-  for (std::uint32_t index = 0; index < segments_.size(); ++index) {
-    std::array<std::byte, sizeof(SegmentHeader)> raw{};
-    if (!file_.read(file_.segment_offset(index), raw))
-      throw std::runtime_error("the card's file can't be read");
-    const auto header = nvme::read_wire<SegmentHeader>(raw);
-    const bool valid = header.magic == kSegmentMagic && header.sequence != 0 &&
-                       header.crc == header_crc(header, file_.superblock().salt);
-    if (valid) {
-      found.push_back({header, index});
-    } else {
-      free_.push_back(index);
-    }
-  }
-  std::ranges::sort(found, {}, [](const Recovered& segment) { return segment.header.sequence; });
-  return found;
-}
-
-// Takes up the records before `end`. Ones that can't be read are stepped over: their pairs are lost, and
-// older versions of them were marked. Only the newest segment was being written when the process ended, so
-// its values are verified now; others are when they are read.
-void FileStore::replay(std::uint32_t segment, std::uint64_t end, bool newest) {
-  std::uint64_t offset = sizeof(SegmentHeader);
-  segments_[segment].used = offset;
-  bool linked = true;  // the record before this one was read
-  while (offset < end) {
-    const auto found = read_record(segment, offset);
-    if (!found || (linked && found->record.previous != segments_[segment].last_crc)) {
-      const auto next = find_record(segment, offset + kRecordAlign, end);
-      if (!next) break;
-      offset = *next;
-      linked = false;
-      continue;
-    }
-    const RecordHeader& record = found->record;
-    const bool torn = newest && !value_verifies(record, segment, offset);
-    if (!torn && !found->outdated) apply(record, segment, offset);
-    offset += record_bytes(record.value_bytes);
-    if (!torn) {
-      if (!linked) ++gaps_;
-      segments_[segment].last_crc = record.crc;
-      segments_[segment].used = offset;
-    }  // else, when nothing follows, it is space to write over
-    linked = !torn;
-  }
-}
-
-std::optional<FileStore::Found> FileStore::decode(std::span<const std::byte, sizeof(RecordHeader)> raw,
-                                                  std::uint32_t segment, std::uint64_t offset) const {
-  Found found{.record = nvme::read_wire<RecordHeader>(raw)};
-  if (!plausible(found.record, file_.superblock(), segments_[segment].sequence, offset)) return std::nullopt;
-  const std::uint32_t crc = header_crc(found.record, file_.superblock().salt);
-  found.outdated = found.record.crc == (crc ^ kOutdatedMark);
-  if (found.record.crc != crc && !found.outdated) return std::nullopt;
-  found.record.crc = crc;
-  return found;
-}
-
-std::optional<FileStore::Found> FileStore::read_record(std::uint32_t segment, std::uint64_t offset) const {
-  if (offset + sizeof(RecordHeader) > file_.superblock().segment_bytes) return std::nullopt;
-  std::array<std::byte, sizeof(RecordHeader)> raw{};
-  if (!file_.read(file_.segment_offset(segment) + offset, raw)) return std::nullopt;
-  return decode(raw, segment, offset);
-}
-
-// The first record at or behind `from` that begins before `end`.
-std::optional<std::uint64_t> FileStore::find_record(std::uint32_t segment, std::uint64_t from,
-                                                    std::uint64_t end) const {
-  std::vector<std::byte> part(kScanBytes);
-  while (from + sizeof(RecordHeader) <= end) {
-    const std::size_t size = std::min<std::uint64_t>(kScanBytes, (end - from) / kRecordAlign * kRecordAlign);
-    if (file_.read(file_.segment_offset(segment) + from, std::span(part).first(size))) {
-      for (std::size_t at = 0; at < size; at += kRecordAlign) {
-        const std::span<const std::byte, sizeof(RecordHeader)> raw(part.data() + at, sizeof(RecordHeader));
-        if (decode(raw, segment, from + at)) return from + at;
-      }
-    }
-    from += size;
-  }
-  return std::nullopt;
-}
-
-void FileStore::apply(const RecordHeader& record, std::uint32_t segment, std::uint64_t offset) {
-  const auto key = key_of(record);
-  if (const auto old = pairs_.find(key); old != pairs_.end()) {
-    mark_outdated(old->second);
-    forget(old);
-  }
-  if (record.kind == RecordKind::removed) return;
-  pairs_.emplace(
-      key, Place{.offset = offset, .segment = segment, .value_bytes = record.value_bytes, .crc = record.crc});
-  segments_[segment].records.push_back({key, offset});
-  bytes_ += record.value_bytes;
-}
-
-// After the newer record is written: should that be lost later, by rot or a power cut, the key is gone and
-// not old. Where the medium refuses, the newer record alone tells.
-void FileStore::mark_outdated(const Place& place) {
-  const std::uint32_t marked = place.crc ^ kOutdatedMark;
-  const auto at = file_.segment_offset(place.segment) + place.offset + offsetof(RecordHeader, crc);
-  if (file_.write(at, nvme::wire_bytes(marked))) return;
-  log_event(Level::error, "record_not_marked", {{"segment", place.segment}, {"offset", place.offset}});
-}
-
-bool FileStore::value_verifies(const RecordHeader& record, std::uint32_t segment,
-                               std::uint64_t offset) const {
-  Value value;
-  return read_value(key_of(record), {.offset = offset, .segment = segment, .value_bytes = record.value_bytes},
-                    value);
-}
-
-nvme::Status FileStore::put(const nvme::KvKey& key, Value value) {
-  if (value.size > max_value_bytes()) return nvme::kCapacityExceeded;
-  return append(RecordKind::value, key, value.view()) ? nvme::kSuccess : nvme::kInternalError;
-}
-
-nvme::Status FileStore::get(const nvme::KvKey& key, Value& value) {
-  const auto found = pairs_.find(key);
-  if (found == pairs_.end()) return nvme::kKvKeyDoesNotExist;
-  if (!read_value(key, found->second, value)) {
-    log_event(Level::error, "record_corrupt",
-              {{"segment", found->second.segment}, {"offset", found->second.offset}});
-    mark_outdated(found->second);
-    forget(found);
-    ++corrupt_;
-    return nvme::kKvUnrecoveredError;
-  }
-  found->second.retrieved = true;
-  return nvme::kSuccess;
-}
-
-nvme::Status FileStore::remove(const nvme::KvKey& key) {
-  if (!pairs_.contains(key)) return nvme::kKvKeyDoesNotExist;
-  return append(RecordKind::removed, key, {}) ? nvme::kSuccess : nvme::kInternalError;
+std::optional<std::uint32_t> FileStore::find(const nvme::KvKey& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto* const entry = index_.find(key);
+  return entry == nullptr ? std::nullopt : std::optional(entry->value_bytes);
 }
 
 void FileStore::walk(const nvme::KvKey& start, const std::function<bool(const nvme::KvKey&)>& visit) const {
-  for (auto pair = pairs_.lower_bound(start); pair != pairs_.end() && visit(pair->first); ++pair) {
-  }
+  const std::lock_guard lock(mutex_);
+  index_.walk(start, [&](const IndexEntry& entry) { return visit(entry.key); });
 }
 
 StoreStats FileStore::stats() const noexcept {
-  return {.keys = pairs_.size(),
+  const std::lock_guard lock(mutex_);
+  return {.keys = index_.size(),
           .bytes = bytes_,
           .capacity = file_.superblock().capacity,
           .evictions = evictions_,
-          .corrupt = corrupt_};
+          .moves = moves_,
+          .corrupt = corrupt_,
+          .index_bytes = index_.memory_bytes()};
 }
 
-bool FileStore::append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value) {
-  const auto bytes = record_bytes(value.size());
-  if (!make_room(bytes)) return false;
+void FileStore::flush() {
+  settle();
+  file_.sync();
+}
+
+void FileStore::settle() {
+  std::vector<Place> places;
+  {
+    const std::lock_guard lock(mutex_);
+    places.swap(unreadable_);
+  }
+  for (const auto& place : places)
+    mark_outdated(place);
+}
+
+nvme::Status FileStore::put(const nvme::KvKey& key, Value value, std::uint8_t options) {
+  settle();
+  if (value.size > max_value_bytes()) return nvme::kCapacityExceeded;
+  const auto status = check_store_options(find(key).has_value(), options);
+  return status == nvme::kSuccess ? write_pair(RecordKind::value, key, value.view()) : status;
+}
+
+nvme::Status FileStore::remove(const nvme::KvKey& key) {
+  settle();
+  if (!find(key)) return nvme::kKvKeyDoesNotExist;
+  return write_pair(RecordKind::removed, key, {});
+}
+
+// Space that can't be written is given up with the rest of its segment, and the next segment tried once.
+nvme::Status FileStore::write_pair(RecordKind kind, const nvme::KvKey& key,
+                                   std::span<const std::byte> value) {
+  const auto bytes = record_bytes(value.size(), align());
+  for (int tries = 0; tries < 2; ++tries) {
+    errno = 0;
+    if (make_room(bytes) && append(kind, key, value, 0)) return nvme::kSuccess;
+    const int error = errno;
+    log_event(Level::error, "file_write_failed", {{"segment", in_use_.back()}, {"errno", error}});
+    if (error == ENOSPC) return nvme::kCapacityExceeded;
+    int moving_rounds = 0;
+    if (tries == 0 && !next_segment(moving_rounds)) break;
+  }
+  return nvme::kInternalError;
+}
+
+bool FileStore::append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value,
+                       std::uint8_t chances) {
   const auto index = in_use_.back();
   auto& segment = segments_[index];
   RecordHeader record{.kind = kind,
@@ -220,21 +100,129 @@ bool FileStore::append(RecordKind kind, const nvme::KvKey& key, std::span<const 
                       .value_crc = crc32c(value),
                       .key = key.bytes,
                       .previous = segment.last_crc};
-  seal(record, file_.superblock().salt);
-  if (!file_.write(file_.segment_offset(index) + segment.used, nvme::wire_bytes(record), value)) return false;
-  apply(record, index, segment.used);
-  segment.used += bytes;
+  seal(record, salt());
+  if (!file_.write(at(index, segment.used), nvme::wire_bytes(record), value)) return false;
+  TableEntry entry{.key = key.bytes,
+                   .unit = static_cast<std::uint32_t>(segment.used / kRecordAlign),
+                   .value_bytes = record.value_bytes,
+                   .key_length = key.length,
+                   .kind = kind};
+  entry.crc = header_crc(entry, salt() + segment.sequence);
+  open_.push_back(entry);
+  segment.used += record_bytes(value.size(), align());
   segment.last_crc = record.crc;
+  apply(entry, index, chances);
   return true;
 }
 
+// The record is in the file: the index follows, and what it replaces is marked.
+void FileStore::apply(const TableEntry& record, std::uint32_t segment, std::uint8_t chances) {
+  const auto key = key_of(record);
+  const auto old = place_of(key);
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto* const entry = index_.find(key)) forget(*entry);
+    if (record.kind == RecordKind::value) {
+      index_.insert({.key = key,
+                     .chances = chances,
+                     .segment = segment,
+                     .unit = record.unit,
+                     .value_bytes = record.value_bytes});
+      bytes_ += record.value_bytes;
+      ++segments_[segment].live;
+    }
+  }
+  if (old) mark_outdated(*old);
+}
+
+// After the newer record is written: should that be lost later, by rot or a power cut, the key is gone and
+// not old. Where the medium refuses, the newer record alone tells.
+void FileStore::mark_outdated(const Place& place) {
+  const auto segment = place.entry.segment;
+  const auto& known = segments_[segment];
+  if (known.sequence != place.sequence) return;  // its space was given away since
+  const auto offset = std::uint64_t{place.entry.unit} * kRecordAlign;
+  const auto found = read_record(segment, place.sequence, offset);
+  const std::uint32_t marked = found ? found->record.crc ^ kOutdatedMark : 0;
+  bool done = file_.patch(at(segment, offset + offsetof(RecordHeader, crc)), nvme::wire_bytes(marked));
+  if (segment == in_use_.back() && !known.sealed) {
+    const auto entry = std::ranges::lower_bound(open_, place.entry.unit, {}, &TableEntry::unit);
+    if (entry != open_.end() && entry->unit == place.entry.unit) {
+      entry->crc = header_crc(*entry, salt() + place.sequence) ^ kOutdatedMark;
+    }
+  } else if (known.sealed) {
+    done = mark_in_table(place) && done;
+  }
+  if (!done) log_event(Level::error, "record_not_marked", {{"segment", segment}, {"offset", offset}});
+}
+
+// By halving: entries lie in the order of their records.
+bool FileStore::mark_in_table(const Place& place) {
+  const auto segment = place.entry.segment;
+  const auto table = table_offset(segments_[segment].records);
+  std::uint32_t low = 0;
+  std::uint32_t high = segments_[segment].records;
+  while (low < high) {
+    const auto middle = low + (high - low) / 2;
+    const auto where = at(segment, table + middle * sizeof(TableEntry));
+    std::array<std::byte, sizeof(TableEntry)> raw{};
+    if (!file_.read(where, raw)) return false;
+    const auto entry = nvme::read_wire<TableEntry>(raw);
+    if (entry.unit == place.entry.unit) {
+      const auto marked = header_crc(entry, salt() + place.sequence) ^ kOutdatedMark;
+      return file_.patch(where + offsetof(TableEntry, crc), nvme::wire_bytes(marked));
+    }
+    (entry.unit < place.entry.unit ? low : high) = entry.unit < place.entry.unit ? middle + 1 : middle;
+  }
+  return false;
+}
+
+// Room for the record and its line in the table.
+bool FileStore::fits(std::uint64_t bytes) const noexcept {
+  const auto& newest = segments_[in_use_.back()];
+  return !newest.sealed && newest.used + bytes + tail_bytes(open_.size() + 1, align()) <= segment_bytes();
+}
+
+// What moves may fill the next segment at once; then the one after it is begun, and so on.
 bool FileStore::make_room(std::uint64_t bytes) {
-  if (segments_[in_use_.back()].used + bytes <= file_.superblock().segment_bytes) return true;
-  if (free_.empty()) return false;
-  const auto next = free_.front();
-  if (!begin_segment(next)) return false;
-  // One free segment stays ready, so that reinsertion always has a place to go.
-  return !free_.empty() || release_oldest();
+  int moving_rounds = kMovingRounds;
+  while (!fits(bytes)) {
+    if (!next_segment(moving_rounds)) return false;
+  }
+  return true;
+}
+
+// Begins the next segment and sees to it that others are free for the time after.
+bool FileStore::next_segment(int& moving_rounds) {
+  if (free_.empty() && !release_oldest(false)) return false;
+  seal_newest();
+  if (!begin_segment(free_.front())) return false;
+  while (free_.size() < spare_) {
+    if (!release_oldest(moving_rounds-- > 0)) return false;
+  }
+  return true;
+}
+
+// Its table and trailer. Where the medium refuses, its records are found one by one.
+void FileStore::seal_newest() {
+  const auto index = in_use_.back();
+  auto& segment = segments_[index];
+  if (segment.sealed) return;
+  SegmentTrailer trailer;
+  trailer.records = static_cast<std::uint32_t>(open_.size());
+  trailer.sequence = segment.sequence;
+  trailer.used = segment.used;
+  seal(trailer, salt());
+  std::vector<std::byte> tail(tail_bytes(open_.size(), align()) - align() + sizeof(SegmentTrailer));
+  for (std::size_t i = 0; i < open_.size(); ++i)
+    nvme::write_wire(std::span(tail).subspan(i * sizeof(TableEntry)), open_[i]);
+  nvme::write_wire(std::span(tail).last(sizeof(SegmentTrailer)), trailer);
+  if (!file_.write(at(index, table_offset(trailer.records)), tail)) {
+    log_event(Level::error, "segment_not_sealed", {{"segment", index}});
+    return;
+  }
+  segment.records = trailer.records;
+  segment.sealed = true;
 }
 
 bool FileStore::begin_segment(std::uint32_t index) {
@@ -244,65 +232,83 @@ bool FileStore::begin_segment(std::uint32_t index) {
     header.previous_sequence = segments_[in_use_.back()].sequence;
     header.previous_used = segments_[in_use_.back()].used;
   }
-  seal(header, file_.superblock().salt);
-  if (!file_.write(file_.segment_offset(index), nvme::wire_bytes(header))) return false;
+  seal(header, salt());
+  if (!file_.write(at(index, 0), nvme::wire_bytes(header))) return false;
   std::erase(free_, index);
   in_use_.push_back(index);
-  segments_[index] = {
-      .sequence = ++last_sequence_, .used = sizeof(SegmentHeader), .last_crc = header.crc, .records = {}};
+  open_.clear();
+  const std::lock_guard lock(mutex_);
+  segments_[index] = {.sequence = ++last_sequence_, .used = align(), .last_crc = header.crc};
   return true;
 }
 
-// Drops the oldest segment's pairs, but for those that move to the newest segment as long as there is room:
-// pairs retrieved since they were written, and all of them while live values fill less than half of the file.
-// Then it is replaced and removed pairs that take the space, and dropping live ones would be no eviction but
-// a loss.
-bool FileStore::release_oldest() {
+// Drops the oldest segment's pairs, but for those that move to the newest: pairs retrieved since they were
+// written, as often as they have chances left, and all of them while live values fill less than half of the
+// file. Then it is replaced and removed pairs that take the space, and dropping live ones would be no
+// eviction but a loss.
+bool FileStore::release_oldest(bool moving) {
   const auto index = in_use_.front();
-  const auto records = std::exchange(segments_[index].records, {});
-  const bool sparse = bytes_ < segments_.size() * file_.superblock().segment_bytes / 2;
-  for (const auto& written : records) {
-    const auto pair = pairs_.find(written.key);
-    const bool live =
-        pair != pairs_.end() && pair->second.segment == index && pair->second.offset == written.offset;
-    if (!live) continue;
-    if ((pair->second.retrieved || sparse) && reinsert(written.key, pair->second)) continue;
-    forget(pair);
+  if (index == in_use_.back()) return false;
+  const bool sparse = bytes_ < segments_.size() * segment_bytes() / 2;
+  for (const auto& record : list_records(index)) {
+    if (moving && moved(record, index, sparse)) continue;
+    const std::lock_guard lock(mutex_);
+    const auto* const entry = index_.find(key_of(record));
+    if (entry == nullptr || entry->segment != index || entry->unit != record.unit) continue;
+    forget(*entry);
     ++evictions_;
   }
+  purge(index);
   const std::array<std::byte, sizeof(SegmentHeader)> blank{};
-  if (!file_.write(file_.segment_offset(index), blank)) return false;
-  segments_[index] = {};
+  if (!file_.write(at(index, 0), blank)) return false;
   in_use_.pop_front();
   free_.push_back(index);
+  const std::lock_guard lock(mutex_);
+  segments_[index] = {};
   return true;
 }
 
-bool FileStore::reinsert(const nvme::KvKey& key, const Place& place) {
-  const auto& newest = segments_[in_use_.back()];
-  if (in_use_.back() == place.segment) return false;
-  // The newest segment was begun for a record that has still to fit.
-  const auto reserved = record_bytes(max_value_bytes());
-  if (newest.used + record_bytes(place.value_bytes) + reserved > file_.superblock().segment_bytes)
-    return false;
+// Whether the pair of this record has a right to stay and found a place in the newest segment.
+bool FileStore::moved(const TableEntry& record, std::uint32_t segment, bool sparse) {
+  const auto place = place_of(key_of(record));
+  if (!place || place->entry.segment != segment || place->entry.unit != record.unit) return false;
+  const auto chances = place->entry.chances;
+  if (chances == 0 && !sparse) return false;
+  const auto bytes = record_bytes(record.value_bytes, align());
+  if (!fits(bytes)) {
+    if (spare_ < 2 || free_.empty()) return false;
+    seal_newest();
+    if (!begin_segment(free_.front())) return false;
+  }
   Value value;
-  return read_value(key, place, value) && append(RecordKind::value, key, value.view());
-}
-
-bool FileStore::read_value(const nvme::KvKey& key, const Place& place, Value& value) const {
-  const auto found = read_record(place.segment, place.offset);
-  if (!found || key_of(found->record) != key || found->record.value_bytes != place.value_bytes) return false;
-  auto bytes = allocate_bytes(place.value_bytes);
-  const std::span<std::byte> to(bytes.get(), place.value_bytes);
-  const auto offset = file_.segment_offset(place.segment) + place.offset + sizeof(RecordHeader);
-  if (!file_.read(offset, to) || crc32c(to) != found->record.value_crc) return false;
-  value = {.bytes = std::move(bytes), .size = place.value_bytes};
+  if (!read_value(*place, value)) return false;
+  const auto left = static_cast<std::uint8_t>(chances > 0 ? chances - 1 : 0);
+  if (!append(RecordKind::value, place->entry.key, value.view(), left)) return false;
+  const std::lock_guard lock(mutex_);
+  ++moves_;
   return true;
 }
 
-void FileStore::forget(Pairs::iterator pair) {
-  bytes_ -= pair->second.value_bytes;
-  pairs_.erase(pair);
+// Pairs that the list of a damaged segment did not tell.
+void FileStore::purge(std::uint32_t segment) {
+  const std::lock_guard lock(mutex_);
+  if (segments_[segment].live == 0) return;
+  std::vector<nvme::KvKey> left;
+  index_.walk({}, [&](const IndexEntry& entry) {
+    if (entry.segment == segment) left.push_back(entry.key);
+    return true;
+  });
+  for (const auto& key : left) {
+    forget(*index_.find(key));
+    ++evictions_;
+  }
+}
+
+// With the lock held. `entry` is of the index and gone afterwards.
+void FileStore::forget(const IndexEntry& entry) noexcept {
+  bytes_ -= entry.value_bytes;
+  --segments_[entry.segment].live;
+  index_.erase(nvme::KvKey(entry.key));
 }
 
 }  // namespace akv::softcard

@@ -3,49 +3,47 @@
 #pragma once
 
 #include <deque>
-#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "softcard/card_file.hpp"
+#include "softcard/key_index.hpp"
 #include "softcard/store.hpp"
 
 namespace akv::softcard {
 
+// get(), find(), walk() and stats() from any thread; put(), remove(), settle() and flush() from one at a
+// time.
 class FileStore final : public Store {
  public:
   // Recovers what the file holds. Throws as CardFile does.
   explicit FileStore(const CardFileSpec& spec);
 
   [[nodiscard]] std::uint32_t max_value_bytes() const noexcept override;
-  [[nodiscard]] bool contains(const nvme::KvKey& key) const override { return pairs_.contains(key); }
-  [[nodiscard]] nvme::Status put(const nvme::KvKey& key, Value value) override;
+  [[nodiscard]] std::optional<std::uint32_t> find(const nvme::KvKey& key) const override;
+  [[nodiscard]] nvme::Status put(const nvme::KvKey& key, Value value, std::uint8_t options = 0) override;
   [[nodiscard]] nvme::Status get(const nvme::KvKey& key, Value& value) override;
   [[nodiscard]] nvme::Status remove(const nvme::KvKey& key) override;
   void walk(const nvme::KvKey& start, const std::function<bool(const nvme::KvKey&)>& visit) const override;
   [[nodiscard]] StoreStats stats() const noexcept override;
-  void flush() override { file_.sync(); }
+  void flush() override;
+
+  // Of the medium, recovery included.
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return file_.bytes_read(); }
+
+  // Marks the records that get() could not read as outdated.
+  void settle();
 
  private:
-  struct Place {
-    std::uint64_t offset{0};  // of the record, in the segment
-    std::uint32_t segment{0};
-    std::uint32_t value_bytes{0};
-    std::uint32_t crc{0};  // of the record's header
-    bool retrieved{false};
-  };
-  using Pairs = std::map<nvme::KvKey, Place, KeyOrder>;
-  struct Written {
-    nvme::KvKey key;
-    std::uint64_t offset{0};
-  };
   struct Segment {
     std::uint64_t sequence{0};  // 0: free
     std::uint64_t used{0};      // bytes from the segment's start
     std::uint32_t last_crc{0};  // of the newest header in it
-    std::vector<Written> records;
+    std::uint32_t records{0};   // in its table, once it is sealed
+    std::uint32_t live{0};      // pairs that lie in it
+    bool sealed{false};
   };
-
   // A record as it lies in the file.
   struct Found {
     RecordHeader record;  // with its checksum before it was marked
@@ -55,38 +53,78 @@ class FileStore final : public Store {
     SegmentHeader header;
     std::uint32_t index{0};
   };
+  // Where a record lies, told apart from others that lay there before.
+  struct Place {
+    IndexEntry entry;
+    std::uint64_t sequence{0};
+  };
 
+  // Layout.
+  [[nodiscard]] std::uint64_t align() const noexcept { return file_.superblock().align; }
+  [[nodiscard]] std::uint64_t segment_bytes() const noexcept { return file_.superblock().segment_bytes; }
+  [[nodiscard]] std::uint64_t salt() const noexcept { return file_.superblock().salt; }
+  [[nodiscard]] std::uint64_t at(std::uint32_t segment, std::uint64_t offset) const noexcept {
+    return file_.segment_offset(segment) + offset;
+  }
+  [[nodiscard]] std::uint64_t table_offset(std::uint32_t records) const noexcept {
+    return segment_bytes() - tail_bytes(records, align());
+  }
+
+  // Recovery (file_recovery.cpp).
   void recover();
   [[nodiscard]] std::vector<Recovered> find_segments();
+  [[nodiscard]] bool replay_table(std::uint32_t segment);
   void replay(std::uint32_t segment, std::uint64_t end, bool newest);
-  [[nodiscard]] std::optional<Found> decode(std::span<const std::byte, sizeof(RecordHeader)> raw,
-                                            std::uint32_t segment, std::uint64_t offset) const;
-  [[nodiscard]] std::optional<Found> read_record(std::uint32_t segment, std::uint64_t offset) const;
+  void replay_record(const Found& found, std::uint32_t segment, std::uint64_t offset, bool newest);
   [[nodiscard]] std::optional<std::uint64_t> find_record(std::uint32_t segment, std::uint64_t from,
                                                          std::uint64_t end) const;
-  void apply(const RecordHeader& record, std::uint32_t segment, std::uint64_t offset);
-  void mark_outdated(const Place& place);
   [[nodiscard]] bool value_verifies(const RecordHeader& record, std::uint32_t segment,
                                     std::uint64_t offset) const;
 
-  [[nodiscard]] bool append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value);
+  // Reading (file_read.cpp).
+  [[nodiscard]] std::optional<Found> decode(std::span<const std::byte> raw, std::uint64_t sequence,
+                                            std::uint64_t offset) const;
+  [[nodiscard]] std::optional<Found> read_record(std::uint32_t segment, std::uint64_t sequence,
+                                                 std::uint64_t offset) const;
+  [[nodiscard]] bool read_value(const Place& place, Value& value) const;
+  [[nodiscard]] std::optional<std::vector<TableEntry>> read_table(std::uint32_t segment) const;
+  [[nodiscard]] std::vector<TableEntry> list_records(std::uint32_t segment) const;
+  [[nodiscard]] std::optional<Place> place_of(const nvme::KvKey& key) const;
+
+  // Writing (file_store.cpp).
+  [[nodiscard]] nvme::Status write_pair(RecordKind kind, const nvme::KvKey& key,
+                                        std::span<const std::byte> value);
+  [[nodiscard]] bool append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value,
+                            std::uint8_t chances);
+  void apply(const TableEntry& entry, std::uint32_t segment, std::uint8_t chances);
+  [[nodiscard]] bool fits(std::uint64_t bytes) const noexcept;
   [[nodiscard]] bool make_room(std::uint64_t bytes);
+  [[nodiscard]] bool next_segment(int& moving_rounds);
+  void seal_newest();
   [[nodiscard]] bool begin_segment(std::uint32_t segment);
-  [[nodiscard]] bool release_oldest();
-  [[nodiscard]] bool reinsert(const nvme::KvKey& key, const Place& place);
-  [[nodiscard]] bool read_value(const nvme::KvKey& key, const Place& place, Value& value) const;
-  void forget(Pairs::iterator pair);
+  [[nodiscard]] bool release_oldest(bool moving);
+  [[nodiscard]] bool moved(const TableEntry& record, std::uint32_t segment, bool sparse);
+  void purge(std::uint32_t segment);
+  void mark_outdated(const Place& place);
+  [[nodiscard]] bool mark_in_table(const Place& place);
+  void forget(const IndexEntry& entry) noexcept;
 
   CardFile file_;
-  std::vector<Segment> segments_;
   std::deque<std::uint32_t> in_use_;  // oldest first; the last is appended to
   std::deque<std::uint32_t> free_;
+  std::size_t spare_{1};          // segments that stay free between two puts
+  std::vector<TableEntry> open_;  // records of the newest segment
   std::uint64_t last_sequence_{0};
-  Pairs pairs_;
+  std::uint64_t gaps_{0};  // unreadable stretches that recovery stepped over
+
+  mutable std::mutex mutex_;  // of what follows
+  std::vector<Segment> segments_;
+  KeyIndex index_;
+  std::vector<Place> unreadable_;
   std::uint64_t bytes_{0};
   std::uint64_t evictions_{0};
+  std::uint64_t moves_{0};
   std::uint64_t corrupt_{0};
-  std::uint64_t gaps_{0};  // unreadable stretches that recovery stepped over
 };
 
 }  // namespace akv::softcard

@@ -28,29 +28,21 @@ bool is_kv_opcode(std::uint8_t opcode) {
   return false;
 }
 
-// 3.2.5, store options.
-Status check_options(const Store& store, const KvCommand& command) {
-  if ((command.options & (nvme::kStoreOnlyIfKeyExists | nvme::kStoreOnlyIfKeyIsNew)) == 0)
-    return nvme::kSuccess;
-  const bool exists = store.contains(command.key);
-  if (!exists && (command.options & nvme::kStoreOnlyIfKeyExists) != 0) return nvme::kKvKeyDoesNotExist;
-  if (exists && (command.options & nvme::kStoreOnlyIfKeyIsNew) != 0) return nvme::kKvKeyExists;
-  return nvme::kSuccess;
-}
-
 void store(Connection& connection, const Request& request, const KvCommand& command) {
   const auto& sgl = request.sqe.sgl;
   auto& target = connection.target();
   const auto fail = [&](Status status) { connection.respond(request.sqe.cid, status); };
   if (command.size > target.store().max_value_bytes()) return fail(nvme::dnr(nvme::kKvInvalidValueSize));
   if (sgl.length != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
-  if (const auto status = check_options(target.store(), command); status != nvme::kSuccess)
-    return fail(status);
+  // Before its data is asked for; the store asks again, for another may come in between.
+  const auto allowed = check_store_options(target.store().contains(command.key), command.options);
+  if (allowed != nvme::kSuccess) return fail(allowed);
   if (sgl.identifier == nvme::kSglInCapsule || command.size == 0) {
     if (sgl.identifier == nvme::kSglInCapsule && sgl.address != 0)
       return fail(nvme::dnr(nvme::kSglOffsetInvalid));
     if (request.data_bytes != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
-    return finish_store(connection, request.sqe.cid, command, {.bytes = request.data, .size = command.size});
+    return finish_store(connection, request.sqe.cid, command, {.bytes = request.data, .size = command.size},
+                        0);
   }
   if (sgl.identifier != nvme::kSglTransport) return fail(nvme::dnr(nvme::kSglTypeInvalid));
   if (request.data_bytes != 0) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
@@ -66,20 +58,41 @@ Status check_buffer(const Target& target, const Request& request, std::uint32_t 
   return nvme::kSuccess;
 }
 
+// `size`: of the host's buffer.
+void finish_retrieve(Target& target, std::uint64_t connection_id, std::uint16_t cid, std::uint32_t size,
+                     Status status, const Value& value) {
+  if (status != nvme::kSuccess) ++target.counters().retrieve_misses;
+  auto* const connection = target.find_connection(connection_id);
+  if (connection == nullptr) return;
+  connection->end_pending(cid);
+  if (status != nvme::kSuccess) return connection->respond(cid, status);
+  const auto bytes = value.view().first(std::min(value.size, size));
+  target.counters().bytes_out += bytes.size();
+  connection->respond_data(cid, {.hold = value.bytes, .bytes = bytes}, value.size);
+}
+
 void retrieve(Connection& connection, const Request& request, const KvCommand& command) {
   auto& target = connection.target();
   const auto cid = request.sqe.cid;
   if (const auto status = check_buffer(target, request, command.size); status != nvme::kSuccess) {
     return connection.respond(cid, status);
   }
-  Value value;
-  if (const auto status = target.store().get(command.key, value); status != nvme::kSuccess) {
-    ++target.counters().retrieve_misses;
-    return connection.respond(cid, status);
-  }
-  const auto bytes = value.view().first(std::min(value.size, command.size));
-  target.counters().bytes_out += bytes.size();
-  connection.respond_data(cid, {.hold = value.bytes, .bytes = bytes}, value.size);
+  if (!connection.begin_pending(cid, target.store().find(command.key).value_or(0))) return;
+  target.access().get(command.key, [&target, id = connection.id(), cid, size = command.size](
+                                       Status status, const Value& value) {
+    finish_retrieve(target, id, cid, size, status, value);
+  });
+}
+
+void remove(Connection& connection, std::uint16_t cid, const KvCommand& command) {
+  auto& target = connection.target();
+  if (!connection.begin_pending(cid, 0)) return;
+  target.access().remove(command.key, [&target, id = connection.id(), cid](Status status) {
+    auto* const asked = target.find_connection(id);
+    if (asked == nullptr) return;
+    asked->end_pending(cid);
+    asked->respond(cid, status);
+  });
 }
 
 // 3.2.2: as many keys as the host's buffer takes, in bytewise order.
@@ -126,7 +139,7 @@ void dispatch(Connection& connection, const Request& request, const KvCommand& c
       return list(connection, request, command);
     case KvOpcode::remove:
       ++counters.remove;
-      return connection.respond(cid, target.store().remove(command.key));
+      return remove(connection, cid, command);
     case KvOpcode::exist:
       ++counters.exist;
       return connection.respond(
@@ -149,15 +162,20 @@ void execute_io(Connection& connection, const Request& request) {
   dispatch(connection, request, *command);
 }
 
-void finish_store(Connection& connection, std::uint16_t cid, const KvCommand& command, Value value) {
+void finish_store(Connection& connection, std::uint16_t cid, const KvCommand& command, Value value,
+                  std::uint32_t budgeted) {
   auto& target = connection.target();
-  auto status = check_options(target.store(), command);  // again: another store may have come in between
-  if (status == nvme::kSuccess) {
-    const auto bytes = value.size;
-    status = target.store().put(command.key, std::move(value));
-    if (status == nvme::kSuccess) target.counters().bytes_in += bytes;
-  }
-  connection.respond(cid, status);
+  const auto bytes = value.size;
+  if (!connection.begin_pending(cid, bytes - budgeted)) return target.budget().give_back(budgeted);
+  target.access().put(command.key, std::move(value), command.options,
+                      [&target, id = connection.id(), cid, bytes, budgeted](Status status) {
+                        if (status == nvme::kSuccess) target.counters().bytes_in += bytes;
+                        auto* const asked = target.find_connection(id);
+                        if (asked == nullptr) return target.budget().give_back(budgeted);
+                        asked->give_back(budgeted);
+                        asked->end_pending(cid);
+                        asked->respond(cid, status);
+                      });
 }
 
 }  // namespace akv::softcard

@@ -37,6 +37,8 @@ struct ServeArguments {
   std::string state_dir{kDefaultStateDir};
   std::string capacity;
   std::string file;
+  bool direct{false};
+  std::uint16_t file_readers{8};
   std::string max_value{"8M"};
   std::string receive_memory{"128M"};
   std::uint16_t max_queues{64};
@@ -65,7 +67,11 @@ void add_serve(CLI::App& app, ServeArguments& arguments) {
   serve.add_option("--uuid", arguments.uuid, "UUID of the namespace (default: derived from NQN and serial)");
   add_state_dir(serve, arguments.state_dir);
   serve.add_option("--file", arguments.file,
-                   "Keep values in this file, which survives a restart (default: in memory)");
+                   "Keep values in this file or block device, which survives a restart (default: in memory)");
+  serve.add_flag("--direct", arguments.direct, "Past the page cache (O_DIRECT); needs --file");
+  serve.add_option("--file-readers", arguments.file_readers, "Threads that read the file")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
   serve.add_option("--max-value", arguments.max_value, "Longest value in bytes")->capture_default_str();
   serve.add_option("--max-queues", arguments.max_queues, "I/O queues of one controller")
       ->check(CLI::Range(1, 1024))
@@ -128,6 +134,10 @@ ServeOptions to_options(const ServeArguments& arguments) {
   card.uuid = arguments.uuid.empty() ? derive_uuid(card.nqn, card.serial) : parse_uuid(arguments.uuid);
   card.capacity = size_between("capacity", arguments.capacity, kLeastCapacity, UINT64_MAX, "at least 64K");
   if (!arguments.file.empty()) card.file = arguments.file;
+  if (arguments.direct && !card.file)
+    throw std::invalid_argument("direct needs --file: memory has no medium");
+  card.direct = arguments.direct;
+  card.file_readers = arguments.file_readers;
   card.max_value_bytes = static_cast<std::uint32_t>(
       size_between("max-value", arguments.max_value, kLeastValue, kLongestValue, "4K to 1G"));
   card.max_queues = arguments.max_queues;

@@ -10,9 +10,17 @@ MemoryStore::MemoryStore(std::uint64_t capacity, std::uint32_t max_value_bytes)
       max_value_bytes_(static_cast<std::uint32_t>(
           std::min<std::uint64_t>(max_value_bytes, capacity > kPairBytes ? capacity - kPairBytes : 0))) {}
 
-nvme::Status MemoryStore::put(const nvme::KvKey& key, Value value) {
+std::optional<std::uint32_t> MemoryStore::find(const nvme::KvKey& key) const {
+  const auto found = pairs_.find(key);
+  return found == pairs_.end() ? std::nullopt : std::optional(found->second.value.size);
+}
+
+nvme::Status MemoryStore::put(const nvme::KvKey& key, Value value, std::uint8_t options) {
   if (value.size > max_value_bytes_) return nvme::kCapacityExceeded;
-  if (const auto old = pairs_.find(key); old != pairs_.end()) erase(old);
+  const auto old = pairs_.find(key);
+  const auto status = check_store_options(old != pairs_.end(), options);
+  if (status != nvme::kSuccess) return status;
+  if (old != pairs_.end()) erase(old);
   while (used() + value.size + kPairBytes > capacity_)
     evict_one();
   bytes_ += value.size;
@@ -24,7 +32,7 @@ nvme::Status MemoryStore::put(const nvme::KvKey& key, Value value) {
 nvme::Status MemoryStore::get(const nvme::KvKey& key, Value& value) {
   const auto found = pairs_.find(key);
   if (found == pairs_.end()) return nvme::kKvKeyDoesNotExist;
-  found->second.retrieved = true;
+  if (found->second.chances < kMaxChances) ++found->second.chances;
   value = found->second.value;
   return nvme::kSuccess;
 }
@@ -42,7 +50,11 @@ void MemoryStore::walk(const nvme::KvKey& start, const std::function<bool(const 
 }
 
 StoreStats MemoryStore::stats() const noexcept {
-  return {.keys = pairs_.size(), .bytes = bytes_, .capacity = capacity_, .evictions = evictions_};
+  return {.keys = pairs_.size(),
+          .bytes = bytes_,
+          .capacity = capacity_,
+          .evictions = evictions_,
+          .moves = moves_};
 }
 
 void MemoryStore::erase(Pairs::iterator pair) {
@@ -51,10 +63,12 @@ void MemoryStore::erase(Pairs::iterator pair) {
   pairs_.erase(pair);
 }
 
-// Ends because every pair that gets its second chance loses its mark.
+// Ends because every pair that is kept has a chance less.
 void MemoryStore::evict_one() {
   auto oldest = pairs_.find(order_.front());
-  while (std::exchange(oldest->second.retrieved, false)) {
+  while (oldest->second.chances > 0) {
+    --oldest->second.chances;
+    ++moves_;
     order_.splice(order_.end(), order_, order_.begin());
     oldest = pairs_.find(order_.front());
   }

@@ -16,8 +16,8 @@ class MemoryStore final : public Store {
   MemoryStore(std::uint64_t capacity, std::uint32_t max_value_bytes);
 
   [[nodiscard]] std::uint32_t max_value_bytes() const noexcept override { return max_value_bytes_; }
-  [[nodiscard]] bool contains(const nvme::KvKey& key) const override { return pairs_.contains(key); }
-  [[nodiscard]] nvme::Status put(const nvme::KvKey& key, Value value) override;
+  [[nodiscard]] std::optional<std::uint32_t> find(const nvme::KvKey& key) const override;
+  [[nodiscard]] nvme::Status put(const nvme::KvKey& key, Value value, std::uint8_t options = 0) override;
   [[nodiscard]] nvme::Status get(const nvme::KvKey& key, Value& value) override;
   [[nodiscard]] nvme::Status remove(const nvme::KvKey& key) override;
   void walk(const nvme::KvKey& start, const std::function<bool(const nvme::KvKey&)>& visit) const override;
@@ -29,7 +29,7 @@ class MemoryStore final : public Store {
   struct Pair {
     Value value;
     Order::iterator place;
-    bool retrieved{false};
+    std::uint8_t chances{0};
   };
   using Pairs = std::map<nvme::KvKey, Pair, KeyOrder>;
 
@@ -43,6 +43,7 @@ class MemoryStore final : public Store {
   Order order_;  // oldest first
   std::uint64_t bytes_{0};
   std::uint64_t evictions_{0};
+  std::uint64_t moves_{0};
 };
 
 }  // namespace akv::softcard

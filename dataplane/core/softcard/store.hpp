@@ -1,9 +1,10 @@
-// What keeps the card's key-value pairs: bounded in bytes, evicting by itself (first in, first out, with a
-// second chance for what was retrieved since).
+// What keeps the card's key-value pairs: bounded in bytes, evicting by itself (first in, first out, with up
+// to three more chances for what was retrieved since).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "base/bytes.hpp"
 #include "nvme/kv.hpp"
@@ -26,11 +27,24 @@ struct KeyOrder {
 
 struct StoreStats {
   std::uint64_t keys{0};
-  std::uint64_t bytes{0};      // of live values
-  std::uint64_t capacity{0};   // bytes, as configured
-  std::uint64_t evictions{0};  // pairs dropped to make room
-  std::uint64_t corrupt{0};    // pairs dropped because their bytes did not verify
+  std::uint64_t bytes{0};        // of live values
+  std::uint64_t capacity{0};     // bytes, as configured
+  std::uint64_t evictions{0};    // pairs dropped to make room
+  std::uint64_t moves{0};        // pairs that had been retrieved and were kept instead
+  std::uint64_t corrupt{0};      // pairs dropped because their bytes did not verify
+  std::uint64_t index_bytes{0};  // memory of the index
 };
+
+// How often a pair that is retrieved again and again is kept instead of evicted, from its last retrieval on.
+// Three is best on the published conversation trace (docs/softcard.md, "Eviction").
+inline constexpr std::uint8_t kMaxChances = 3;
+
+// 3.2.5, store options: kSuccess, kKvKeyDoesNotExist or kKvKeyExists.
+[[nodiscard]] constexpr nvme::Status check_store_options(bool exists, std::uint8_t options) noexcept {
+  if (!exists && (options & nvme::kStoreOnlyIfKeyExists) != 0) return nvme::kKvKeyDoesNotExist;
+  if (exists && (options & nvme::kStoreOnlyIfKeyIsNew) != 0) return nvme::kKvKeyExists;
+  return nvme::kSuccess;
+}
 
 class Store {
  public:
@@ -41,9 +55,12 @@ class Store {
 
   // Longest value in bytes; put() of a longer one is refused.
   [[nodiscard]] virtual std::uint32_t max_value_bytes() const noexcept = 0;
-  [[nodiscard]] virtual bool contains(const nvme::KvKey& key) const = 0;
-  // kSuccess, kCapacityExceeded, or kInternalError when the medium refuses.
-  [[nodiscard]] virtual nvme::Status put(const nvme::KvKey& key, Value value) = 0;
+  // Bytes of the key's value; nothing when there is none.
+  [[nodiscard]] virtual std::optional<std::uint32_t> find(const nvme::KvKey& key) const = 0;
+  [[nodiscard]] bool contains(const nvme::KvKey& key) const { return find(key).has_value(); }
+  // kSuccess, what `options` (kStoreOnlyIf...) forbids, kCapacityExceeded, or kInternalError when the medium
+  // refuses.
+  [[nodiscard]] virtual nvme::Status put(const nvme::KvKey& key, Value value, std::uint8_t options = 0) = 0;
   // kSuccess with `value` set, kKvKeyDoesNotExist, or kKvUnrecoveredError (the pair is then gone).
   [[nodiscard]] virtual nvme::Status get(const nvme::KvKey& key, Value& value) = 0;
   // kSuccess, kKvKeyDoesNotExist, or kInternalError when the medium refuses.

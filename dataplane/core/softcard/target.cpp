@@ -30,12 +30,12 @@ std::uint8_t mdts_for(std::uint32_t value_bytes) {
 
 }  // namespace
 
-Target::Target(Reactor& reactor, const CardConfig& config, Store& store, Faults& faults)
+Target::Target(Reactor& reactor, const CardConfig& config, StoreAccess& access, Faults& faults)
     : reactor_(reactor),
       config_(config),
-      store_(store),
+      access_(access),
       faults_(faults),
-      mdts_(mdts_for(store.max_value_bytes())),
+      mdts_(mdts_for(access.store().max_value_bytes())),
       serve_budget_(reactor, [this] { budget_.serve(); }),
       budget_(config.receive_bytes, [this] { serve_budget_.request(); }) {
   sweep_ = reactor_.call_after(kSweepInterval, [this] { check_deadlines(); });
@@ -124,6 +124,11 @@ Controller* Target::create_controller(const nvme::ConnectData& host, Connection&
   return controller.get();
 }
 
+Connection* Target::find_connection(std::uint64_t id) const {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
 Controller* Target::find_controller(std::uint16_t cntlid) const {
   const auto found = controllers_.find(cntlid);
   return found == controllers_.end() ? nullptr : found->second.get();
@@ -159,13 +164,16 @@ void Target::count_fatal_error(const Connection& connection, const nvme::FatalEr
 }
 
 nlohmann::ordered_json Target::stats() const {
-  const auto store = store_.stats();
+  const auto store = access_.store().stats();
   return {{"keys", store.keys},
           {"bytes", store.bytes},
           {"capacity", store.capacity},
           {"evictions", store.evictions},
+          {"moves", store.moves},
           {"corrupt", store.corrupt},
-          {"max_value_bytes", store_.max_value_bytes()},
+          {"index_bytes", store.index_bytes},
+          {"max_value_bytes", access_.store().max_value_bytes()},
+          {"store_waiting", access_.waiting()},
           {"commands",
            {{"store", counters_.store},
             {"retrieve", counters_.retrieve},

@@ -19,6 +19,7 @@
 #include "softcard/faults.hpp"
 #include "softcard/receive_budget.hpp"
 #include "softcard/store.hpp"
+#include "softcard/store_access.hpp"
 
 namespace akv::softcard {
 
@@ -40,7 +41,7 @@ struct Counters {
 
 class Target final : private FdHandler {
  public:
-  Target(Reactor& reactor, const CardConfig& config, Store& store, Faults& faults);
+  Target(Reactor& reactor, const CardConfig& config, StoreAccess& access, Faults& faults);
   ~Target();
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
@@ -53,7 +54,8 @@ class Target final : private FdHandler {
 
   [[nodiscard]] Reactor& reactor() const noexcept { return reactor_; }
   [[nodiscard]] const CardConfig& config() const noexcept { return config_; }
-  [[nodiscard]] Store& store() const noexcept { return store_; }
+  [[nodiscard]] StoreAccess& access() const noexcept { return access_; }
+  [[nodiscard]] Store& store() const noexcept { return access_.store(); }
   [[nodiscard]] Faults& faults() const noexcept { return faults_; }
   [[nodiscard]] ReceiveBudget& budget() noexcept { return budget_; }
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
@@ -66,6 +68,8 @@ class Target final : private FdHandler {
   [[nodiscard]] Controller* find_controller(std::uint16_t cntlid) const;
   void end_io_queues(Controller& controller, std::string_view why) noexcept;
 
+  // nullptr once it is closed.
+  [[nodiscard]] Connection* find_connection(std::uint64_t id) const;
   // From Connection::close(): takes the connection, and with an admin queue its controller, off the books.
   void connection_closed(Connection& connection, Controller* controller, std::string_view why) noexcept;
   void count_fatal_error(const Connection& connection, const nvme::FatalError& error);
@@ -82,7 +86,7 @@ class Target final : private FdHandler {
 
   Reactor& reactor_;
   const CardConfig& config_;
-  Store& store_;
+  StoreAccess& access_;
   Faults& faults_;
   std::uint8_t mdts_{0};
   Counters counters_;

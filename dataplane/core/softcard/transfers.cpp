@@ -48,9 +48,12 @@ Transfer TransferTable::finish(std::uint16_t tag) {
   slots_[tag].reset();
   free_.push_back(tag);
   --active_;
-  held_ -= transfer.command.size;
-  budget_.give_back(transfer.command.size);
   return transfer;
+}
+
+void TransferTable::give_back(std::uint32_t bytes) {
+  held_ -= bytes;
+  if (bytes > 0) budget_.give_back(bytes);
 }
 
 bool TransferTable::cancel_waiting(std::uint16_t cid) {
@@ -59,7 +62,7 @@ bool TransferTable::cancel_waiting(std::uint16_t cid) {
 
 void TransferTable::clear() {
   for (std::size_t tag = 0; tag < slots_.size(); ++tag) {
-    if (slots_[tag]) static_cast<void>(finish(static_cast<std::uint16_t>(tag)));
+    if (slots_[tag]) give_back(finish(static_cast<std::uint16_t>(tag)).command.size);
   }
   waiting_.clear();
 }

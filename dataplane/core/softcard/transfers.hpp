@@ -38,8 +38,9 @@ class TransferTable {
 
   // nullptr: no such tag.
   [[nodiscard]] Transfer* find(std::uint16_t tag) noexcept;
-  // Takes a finished transfer out; its memory is off the budget (and the store's from now on).
+  // Takes a finished transfer out; its memory stays on the budget until it is given back.
   [[nodiscard]] Transfer finish(std::uint16_t tag);
+  void give_back(std::uint32_t bytes);
   // Takes a waiting one out by its command id.
   [[nodiscard]] bool cancel_waiting(std::uint16_t cid);
   void clear();

@@ -1,0 +1,301 @@
+// The file under the file store: with and without the page cache, its tables, what recovery reads, and media
+// that fail.
+#include <map>
+#include <set>
+
+#include "softcard/store_access.hpp"
+#include "softcard_support.hpp"
+
+namespace akv::softcard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Directory;
+using test::expect_value;
+using test::key_of;
+using test::kKiB;
+using test::read_at;
+using test::spec;
+using test::value_of;
+using test::write_at;
+
+TEST(KeyIndex, IsAMapInOrderAndLittleMemory) {
+  KeyIndex index;
+  std::map<nvme::KvKey, std::uint32_t, KeyOrder> model;
+  std::mt19937_64 source(5);
+  for (int round = 0; round < 3; ++round) {
+    for (std::uint32_t i = 0; i < 30'000; ++i) {
+      const std::uint64_t words[2] = {source(), source()};
+      const auto key = *nvme::make_kv_key(std::as_bytes(std::span(words)));
+      index.insert({.key = key, .unit = i});
+      model[key] = i;
+    }
+    EXPECT_LT(index.memory_bytes(), model.size() * 64) << "bytes a pair, with keys in random order";
+    for (int i = 0; i < 25'000; ++i) {
+      const auto victim = model.lower_bound({.bytes = {static_cast<std::byte>(source())}, .length = 1});
+      if (victim == model.end()) continue;
+      index.erase(victim->first);
+      model.erase(victim);
+    }
+    EXPECT_LT(index.memory_bytes(), 8192 + model.size() * 128) << "and after many went";
+  }
+  ASSERT_EQ(index.size(), model.size());
+  auto expected = model.begin();
+  index.walk({}, [&](const IndexEntry& entry) {
+    EXPECT_EQ(entry.key, expected->first);
+    EXPECT_EQ(entry.unit, expected->second);
+    return ++expected != model.end();
+  });
+  for (const auto& [key, unit] : model) {
+    ASSERT_EQ(index.find(key)->unit, unit);
+    index.erase(key);
+    ASSERT_EQ(index.find(key), nullptr);
+  }
+  EXPECT_EQ(index.size(), 0U);
+  EXPECT_LT(index.memory_bytes(), 8192U);
+}
+
+// With the page cache and past it.
+class FileModes : public ::testing::TestWithParam<bool> {
+ protected:
+  [[nodiscard]] CardFileSpec wanted(std::uint64_t capacity = 2048 * kKiB) const {
+    auto wanted = spec(directory_.file(), capacity);
+    wanted.direct = GetParam();
+    wanted.faults = &faults_;
+    return wanted;
+  }
+  void fault(std::string_view words) { faults_.add(parse_fault(words)); }
+
+  // On a disk: memory file systems of older kernels have no direct I/O.
+  Directory directory_;
+  mutable Faults faults_;
+};
+INSTANTIATE_TEST_SUITE_P(PageCacheAndDirect, FileModes, ::testing::Bool());
+
+TEST_P(FileModes, StoresReplacesRemovesAndComesBack) {
+  std::map<std::string, std::pair<std::size_t, unsigned>> model;
+  std::mt19937 source(17);
+  for (int life = 0; life < 4; ++life) {
+    FileStore store(wanted());
+    for (const auto& [key, version] : model) {
+      if (store.contains(key_of(key))) expect_value(store, key, version.first, version.second);
+    }
+    for (int step = 0; step < 200; ++step) {
+      const auto key = std::to_string(source() % 40);
+      if (source() % 6 == 0) {
+        static_cast<void>(store.remove(key_of(key)));
+        model.erase(key);
+        continue;
+      }
+      model[key] = {source() % 16'000, static_cast<unsigned>(source())};
+      ASSERT_EQ(store.put(key_of(key), value_of(model[key].first, model[key].second)), nvme::kSuccess);
+    }
+    for (unsigned i = 0; i < 40; ++i) {
+      const auto key = std::to_string(i);
+      if (!model.contains(key)) {
+        ASSERT_FALSE(store.contains(key_of(key)));
+      } else if (store.contains(key_of(key))) {
+        expect_value(store, key, model[key].first, model[key].second);
+      }
+    }
+  }
+}
+
+TEST_P(FileModes, RecoveryReadsTablesAndNotData) {
+  const auto big = wanted(64 * kKiB * kKiB);
+  std::uint64_t bytes = 0;
+  {
+    FileStore store(big);
+    for (unsigned i = 0; i < 3500; ++i)
+      ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(16 * kKiB, i)), nvme::kSuccess);
+    bytes = store.stats().bytes;
+  }
+  const FileStore store(big);
+  EXPECT_EQ(store.stats().bytes, bytes);
+  const auto segment = plan_layout(big).segment_bytes;
+  const auto segments = plan_layout(big).segments;
+  EXPECT_LT(store.bytes_read(), bytes / 20 + 2 * segment);
+  EXPECT_LE(store.bytes_read(), segments * 3 * kDirectAlign + 2 * segment);
+}
+
+TEST_P(FileModes, AWriteThatFailsCostsItsPairAlone) {
+  for (const auto* const words : {"file-write error error=EIO count=2", "file-write torn count=2"}) {
+    faults_.clear();
+    fs::remove(directory_.file());
+    {
+      FileStore store(wanted());
+      ASSERT_EQ(store.put(key_of("before"), value_of(3000, 1)), nvme::kSuccess);
+      fault(words);
+      EXPECT_EQ(store.put(key_of("lost"), value_of(9000, 2)), nvme::kSuccess) << "the next segment takes it";
+      EXPECT_EQ(store.put(key_of("after"), value_of(3000, 3)), nvme::kSuccess);
+    }
+    faults_.clear();
+    FileStore store(wanted());
+    expect_value(store, "before", 3000, 1);
+    expect_value(store, "lost", 9000, 2);
+    expect_value(store, "after", 3000, 3);
+  }
+}
+
+TEST_P(FileModes, AMediumThatRefusesEverythingFailsThePutsAndKeepsWhatThereWas) {
+  FileStore store(wanted());
+  ASSERT_EQ(store.put(key_of("old"), value_of(3000, 1)), nvme::kSuccess);
+  fault("file-write error error=EIO");
+  EXPECT_EQ(store.put(key_of("old"), value_of(3000, 2)), nvme::kInternalError);
+  EXPECT_EQ(store.put(key_of("new"), value_of(3000, 2)), nvme::kInternalError);
+  expect_value(store, "old", 3000, 1);
+  faults_.clear();
+  fault("file-write error error=ENOSPC count=1");
+  EXPECT_EQ(store.put(key_of("new"), value_of(3000, 2)), nvme::kCapacityExceeded);
+  EXPECT_EQ(store.put(key_of("new"), value_of(3000, 3)), nvme::kSuccess);
+  expect_value(store, "new", 3000, 3);
+  expect_value(store, "old", 3000, 1);
+}
+
+TEST_P(FileModes, AReadThatFailsIsToldOnceAndThenTheKeyIsGone) {
+  FileStore store(wanted());
+  ASSERT_EQ(store.put(key_of("a"), value_of(3000, 1)), nvme::kSuccess);
+  fault("file-read error count=1");
+  Value value;
+  EXPECT_EQ(store.get(key_of("a"), value), nvme::kKvUnrecoveredError);
+  EXPECT_EQ(store.get(key_of("a"), value), nvme::kKvKeyDoesNotExist);
+  EXPECT_EQ(store.stats().corrupt, 1U);
+}
+
+TEST_P(FileModes, ATableThatRotsIsReplacedByItsRecords) {
+  std::uint64_t keys = 0;
+  {
+    FileStore store(wanted());
+    for (unsigned i = 0; i < 60; ++i)
+      ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(8000, i)), nvme::kSuccess);
+    ASSERT_EQ(store.put(key_of("k0"), value_of(500, 1000)), nvme::kSuccess);
+    keys = store.stats().keys;
+  }
+  const auto plan = plan_layout(wanted());
+  for (std::uint32_t segment = 0; segment < plan.segments; ++segment)
+    write_at(directory_.file(), kSuperblockBytes + (segment + 1) * plan.segment_bytes - plan.align - 20,
+             "rot");
+  for (int life = 0; life < 2; ++life) {
+    FileStore store(wanted());
+    EXPECT_EQ(store.stats().keys, keys);
+    expect_value(store, "k0", 500, 1000);
+    expect_value(store, "k59", 8000, 59);
+  }
+  FileStore store(wanted());
+  for (unsigned i = 0; i < 600; ++i)
+    ASSERT_EQ(store.put(key_of("n" + std::to_string(i)), value_of(8000, i)), nvme::kSuccess);
+  EXPECT_FALSE(store.contains(key_of("k1"))) << "evicted, although no table told of it";
+}
+
+TEST_P(FileModes, PairsThatAreRetrievedStayThroughManySegments) {
+  FileStore store(wanted());
+  for (unsigned i = 0; i < 30; ++i)
+    ASSERT_EQ(store.put(key_of("hot" + std::to_string(i)), value_of(4000, i)), nvme::kSuccess);
+  for (unsigned i = 0; i < 2000; ++i) {
+    ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(4000, i)), nvme::kSuccess);
+    if (i % 20 != 0) continue;
+    for (unsigned hot = 0; hot < 30; ++hot)
+      expect_value(store, "hot" + std::to_string(hot), 4000, hot);
+  }
+  EXPECT_GT(store.stats().moves, 30U);
+}
+
+TEST_P(FileModes, AFileOfTheOtherModeIsRefused) {
+  {
+    const FileStore made(wanted());
+  }
+  auto other = wanted();
+  other.direct = !other.direct;
+  try {
+    const FileStore store(other);
+    ADD_FAILURE() << "opened";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("--direct"), std::string::npos) << error.what();
+  }
+}
+
+// Threads, with a reactor on this one.
+class Threads : public FileModes {
+ protected:
+  Threads() : store_(wanted()), access_(reactor_, store_, 2) {}
+
+  void run_until(const std::function<bool()>& holds) {
+    const auto end = monotonic_now() + std::chrono::seconds(30);
+    while (!holds() && monotonic_now() < end)
+      reactor_.run_once(std::chrono::milliseconds(50));
+    ASSERT_TRUE(holds());
+  }
+  void put(const std::string& key, std::size_t size, unsigned seed) {
+    std::optional<nvme::Status> status;
+    access_.put(key_of(key), value_of(size, seed), 0, [&](nvme::Status got) { status = got; });
+    run_until([&] { return status.has_value(); });
+    EXPECT_EQ(*status, nvme::kSuccess);
+  }
+
+  Reactor reactor_;
+  FileStore store_;
+  ThreadedAccess access_;
+};
+INSTANTIATE_TEST_SUITE_P(PageCacheAndDirect, Threads, ::testing::Bool());
+
+TEST_P(Threads, AReadThatHangsHoldsUpNoOther) {
+  put("a", 5000, 1);
+  put("b", 5000, 2);
+  fault("file-read hang count=1");
+  std::vector<std::string> done;
+  access_.get(key_of("a"), [&](nvme::Status, const Value&) { done.emplace_back("a"); });
+  run_until([&] { return faults_.all().front().hits == 1; });
+  access_.get(key_of("b"), [&](nvme::Status status, const Value& value) {
+    EXPECT_EQ(status, nvme::kSuccess);
+    EXPECT_EQ(value.size, 5000U);
+    done.emplace_back("b");
+  });
+  put("c", 100, 3);
+  run_until([&] { return done.size() == 1; });
+  EXPECT_EQ(done, std::vector<std::string>{"b"});
+  EXPECT_EQ(access_.waiting(), 1U);
+  faults_.clear();
+  run_until([&] { return done.size() == 2; });
+}
+
+TEST_P(Threads, GetsWhileTheLogTurnsOverNeverSeeAnotherValue) {
+  std::size_t outstanding = 0;
+  std::size_t hits = 0;
+  std::mt19937 source(3);
+  for (unsigned i = 0; i < 3000; ++i) {
+    const auto name = static_cast<unsigned>(source() % 200);
+    const auto key = key_of(std::to_string(name));
+    ++outstanding;
+    if (i % 3 == 0) {
+      access_.put(key, value_of(3000 + name, name), 0, [&](nvme::Status status) {
+        EXPECT_EQ(status, nvme::kSuccess);
+        --outstanding;
+      });
+    } else {
+      access_.get(key, [&, name](nvme::Status status, const Value& value) {
+        --outstanding;
+        if (status == nvme::kKvKeyDoesNotExist) return;
+        EXPECT_EQ(status, nvme::kSuccess);
+        const auto expected = value_of(3000 + name, name);
+        EXPECT_EQ(value.size, expected.size);
+        EXPECT_EQ(std::memcmp(value.bytes.get(), expected.bytes.get(), expected.size), 0);
+        ++hits;
+      });
+    }
+    run_until([&] { return outstanding < 16; });
+  }
+  run_until([&] { return outstanding == 0; });
+  EXPECT_GT(hits, 500U);
+  EXPECT_EQ(store_.stats().corrupt, 0U);
+}
+
+TEST_P(Threads, TheirEndWaitsForNothingThatHangs) {
+  put("a", 5000, 1);
+  fault("file-read hang");
+  access_.get(key_of("a"), [](nvme::Status, const Value&) { ADD_FAILURE() << "no answers at the end"; });
+  run_until([&] { return faults_.all().front().hits == 1; });
+  faults_.release();
+}
+
+}  // namespace
+}  // namespace akv::softcard
