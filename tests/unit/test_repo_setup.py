@@ -87,6 +87,9 @@ def test_the_packages_of_make_check_are_asked_for_by_name(clone: Clone) -> None:
 
 def test_as_root_only_the_missing_packages_are_installed(clone: Clone) -> None:
     (clone.root / "installed").write_text("libtwo-dev\n")
+    # An environment that is content with everything: what comes after the packages is not the subject.
+    (clone.root / ".venv/bin").mkdir(parents=True)
+    clone.program("../.venv/bin/python", "exit 0")
     result = clone.setup(uid=0, brings="libone-dev")
     assert "installing system packages: libone-dev" in result.stdout
     configure, update, install = clone.apt_calls().splitlines()
