@@ -58,9 +58,7 @@ def listen_address(text: str, default_port: int, insecure: bool, tls_dir: Path |
     except AddressError as error:
         raise typer.BadParameter(str(error), param_hint="--listen") from None
     if insecure and tls_dir is not None:
-        raise typer.BadParameter(
-            "goes with --tls-dir, which encrypts: drop one of them", param_hint="--insecure"
-        )
+        raise typer.BadParameter("is no use with --tls-dir: drop one of them", param_hint="--insecure")
     if not insecure and tls_dir is None and not is_loopback(listen.host):
         raise typer.BadParameter(
             f"{listen.host} is not a loopback address and metrics are not encrypted: give --tls-dir, or add "

@@ -82,7 +82,7 @@ def test_many_scrapes_of_a_slow_cli_share_one_call(host: ClusterHost) -> None:
         (("--listen", "1:2:3"), "colon"),
         (("--listen", "2001:db8::1,7891"), "not a loopback"),
         (("--listen", "::1,port"), "not a number"),
-        (("--tls-dir", "/nowhere", "--insecure"), "is no use with"),
+        (("--tls-dir", "/nowhere", "--insecure"), "drop one"),
         (("--card-cli", ""), "is empty"),
         (("--card-cli", "list 'x"), "balance its quotes"),
     ],
