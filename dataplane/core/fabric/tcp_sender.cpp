@@ -103,7 +103,8 @@ std::optional<Fault> TcpSender::flush(int fd, bool& blocked) noexcept {
     const ssize_t sent = batch.bytes == 0 ? 0 : ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       if (errno == EINTR) continue;
-      // A client's memory is gone: once that is noticed, the bytes go out as zeros, which no checksum matches.
+      // A client's memory is gone: once that is noticed, the bytes go out as zeros, which no checksum
+      // matches.
       if (errno == EFAULT && ++mends <= kMaxMends) {
         touch_pages(std::span(batch.vectors).first(batch.count));
         continue;
