@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from controlplane.apps.awide_cluster import main
 from controlplane.cluster.membership_file import Membership, MembershipFile
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_main
 from tests.support.cluster_hosts import ClusterHost
-from tests.support.procs import python_environment, python_module
 
 pytestmark = pytest.mark.slow
 
@@ -41,14 +41,7 @@ def host(tmp_path: Path, loopback_net: LoopbackNet) -> ClusterHost:
 )
 def test_a_torn_membership_file_starts_nothing(host: ClusterHost, tear: Callable[[bytes], bytes]) -> None:
     host.member_file.write_bytes(tear(host.member_file.read_bytes()))
-    outcome = subprocess.run(
-        python_module("controlplane.apps.awide_cluster", "--config-dir", str(host.directory / "config")),
-        capture_output=True,
-        text=True,
-        env=python_environment(),
-        timeout=60,
-        check=False,
-    )
+    outcome = run_main(main, "awide-cluster", "--config-dir", str(host.directory / "config"))
     assert outcome.returncode == 2, outcome.stdout
     said = [line for line in outcome.stderr.splitlines() if "member.json" in line]
     assert len(said) == 1

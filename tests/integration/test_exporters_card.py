@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster.metric_source import parse_sample
+from controlplane.exporters.card import main
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_main
 from tests.support.cluster_hosts import ClusterHost, card
 from tests.support.procs import Program, python_module, wait_until
 
@@ -88,9 +90,9 @@ def test_many_scrapes_of_a_slow_cli_share_one_call(host: ClusterHost) -> None:
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], words: str) -> None:
-    with Program(python_module("controlplane.exporters.card", *arguments)) as program:
-        assert program.wait_exit() == 2
-        assert words in program.tail()
+    refused = run_main(main, "akv-card-exporter", *arguments)
+    assert refused.returncode == 2
+    assert words in " ".join(refused.stderr.replace("│", " ").split())
 
 
 def test_a_taken_address_is_a_clear_refusal(host: ClusterHost, tmp_path: Path) -> None:

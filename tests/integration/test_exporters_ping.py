@@ -13,8 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.base.ping_targets import PingTarget, PingTargets, encode_targets
+from controlplane.exporters.ping import main
 from controlplane.exporters.pinger import IcmpProbe
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_main
 from tests.support.procs import Program, python_module, wait_until
 
 PORT = 9427
@@ -113,9 +115,9 @@ async def test_many_destinations_at_once_each_get_their_own_reply(
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], words: str) -> None:
-    with Program(python_module("controlplane.exporters.ping", *arguments)) as program:
-        assert program.wait_exit(30.0) == 2
-        assert words in " ".join(program.tail().replace("│", " ").split())
+    refused = run_main(main, "akv-ping-exporter", *arguments)
+    assert refused.returncode == 2
+    assert words in " ".join(refused.stderr.replace("│", " ").split())
 
 
 def test_a_witness_says_that_it_is_there_and_nothing_about_cards(loopback_net: LoopbackNet) -> None:
