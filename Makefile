@@ -58,7 +58,8 @@ check: test tsan tidy fuzz ## What must be green before a change is done
 bench: setup ## Replay a piece of the trace through a cluster on this machine: rates and latencies
 	@$(BIN)/akv pod $(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
 
-lab: setup ## A real engine under the agent; the initiator against Linux nvmet in a virtual machine
+lab: ## A real engine under the agent; the initiator against Linux nvmet in a virtual machine
+	@tools/setup lab
 	@tools/lab
 
 soak: setup ## Random faults on network namespaces, as root (FAULTS=200 SEED=N)

@@ -275,6 +275,16 @@ class TestKeyValue:
                 assert queue.store(b"key", value).status == 0
                 assert queue.retrieve(b"key", 100_000).data == value
 
+    def test_a_host_that_pads_what_it_computes_digests_of(self, card: Card) -> None:
+        """SPDK does, for lengths that are no multiple of four; it expects the same of the card."""
+        options = Options(header_digest=True, data_digest=True, padded_digests=True, h2c_piece=20_001)
+        with card.host(options) as host:
+            queue = host.queue()
+            for size in (5, 8191, 70_003):
+                value = payload(size)
+                assert queue.store(b"key", value).status == 0
+                assert queue.retrieve(b"key", 100_000).data == value
+
     def test_short_buffers_get_the_first_part_and_the_size(self, queue: Queue) -> None:
         value = payload(100_000)
         queue.store(b"key", value)

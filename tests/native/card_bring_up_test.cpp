@@ -60,6 +60,8 @@ class BringUpTest : public ::testing::Test {
     return {.cqe = cqe, .received = received};
   }
 
+  fabric::Response answer(const fabric::Command& command);
+
   Identity identity{.host_nqn = "nqn.host",
                     .host_id = {},
                     .subsystem_nqn = "nqn.card",
@@ -74,32 +76,32 @@ class BringUpTest : public ::testing::Test {
     return respond(nvme::kSuccess, 0, sizeof structure);
   }
 
-  fabric::Response answer(const fabric::Command& command) {
-    const nvme::Sqe& sqe = command.sqe;
-    if (sqe.opcode == nvme::kFabricsOpcode) {
-      if (sqe.nsid != static_cast<std::uint32_t>(nvme::FabricsType::property_get))
-        return respond(nvme::kSuccess, 7);
-      return respond(nvme::kSuccess,
-                     nvme::parse_property(sqe).eight_bytes ? script.cap.raw : nvme::Csts::kReady);
-    }
-    if (sqe.opcode == static_cast<std::uint8_t>(nvme::AdminOpcode::set_features)) {
-      return respond(nvme::kSuccess, script.queues);
-    }
-    switch (static_cast<nvme::Cns>(sqe.cdw10)) {
-      case nvme::Cns::controller:
-        return give(command, script.controller);
-      case nvme::Cns::active_namespaces_command_set:
-        return give(command, script.namespaces);
-      case nvme::Cns::namespace_descriptors:
-        if (sqe.nsid == 4) return respond(nvme::kInvalidNamespace);
-        return give(command, script.descriptors);
-      default:
-        return give(command, script.kv);
-    }
-  }
-
   std::unique_ptr<BringUp> made_;
 };
+
+fabric::Response BringUpTest::answer(const fabric::Command& command) {
+  const nvme::Sqe& sqe = command.sqe;
+  if (sqe.opcode == nvme::kFabricsOpcode) {
+    if (sqe.nsid != static_cast<std::uint32_t>(nvme::FabricsType::property_get))
+      return respond(nvme::kSuccess, 7);
+    return respond(nvme::kSuccess,
+                   nvme::parse_property(sqe).eight_bytes ? script.cap.raw : nvme::Csts::kReady);
+  }
+  if (sqe.opcode == static_cast<std::uint8_t>(nvme::AdminOpcode::set_features)) {
+    return respond(nvme::kSuccess, script.queues);
+  }
+  switch (static_cast<nvme::Cns>(sqe.cdw10)) {
+    case nvme::Cns::controller:
+      return give(command, script.controller);
+    case nvme::Cns::active_namespaces_command_set:
+      return give(command, script.namespaces);
+    case nvme::Cns::namespace_descriptors:
+      if (sqe.nsid == 4) return respond(nvme::kInvalidNamespace);
+      return give(command, script.descriptors);
+    default:
+      return give(command, script.kv);
+  }
+}
 
 TEST_F(BringUpTest, EndsWithTheControllersFacts) {
   ASSERT_EQ(walk(), Next::done);
@@ -144,6 +146,28 @@ TEST_F(BringUpTest, ExtremeFieldsStayWithinTheirTypes) {
   EXPECT_EQ(bring_up().facts().max_value_bytes, 0xFFFFFFFFU);
   EXPECT_EQ(bring_up().facts().queue_depth, 1U);
   EXPECT_EQ(bring_up().facts().queues, 4);
+}
+
+TEST_F(BringUpTest, OnlyEventsThatAreOfferedAreAskedFor) {
+  script.controller.oaes = nvme::kOaesNamespaceAttribute | 0x4800;
+  script.controller.acl = 7;
+  std::vector<std::uint32_t> features;
+  Next next = Next::send;
+  while (next == Next::send) {
+    const auto command = bring_up().command();
+    if (command.sqe.opcode == static_cast<std::uint8_t>(nvme::AdminOpcode::set_features)) {
+      features.push_back(command.sqe.cdw10);
+      if (features.size() == 2) {
+        EXPECT_EQ(command.sqe.cdw11, nvme::kOaesNamespaceAttribute);
+        next = bring_up().on_response(respond(nvme::kInvalidField));  // is no reason to leave the card
+        continue;
+      }
+    }
+    next = bring_up().on_response(answer(command));
+  }
+  EXPECT_EQ(next, Next::done);
+  EXPECT_EQ(features, (std::vector<std::uint32_t>{0x07, 0x0B}));
+  EXPECT_EQ(bring_up().facts().aborts, 8);
 }
 
 TEST_F(BringUpTest, InCapsuleDataAtAnOffsetIsNotUsed) {

@@ -35,7 +35,12 @@ struct Behaviour {
   bool success_flag{false};               // ends retrieves with C2HData's SUCCESS flag
   bool lying_size{false};                 // retrieves tell a size that was not sent
   std::uint32_t value_max{1U << 20U};
-  std::uint32_t ready_polls{2};  // Property Gets until CSTS.RDY
+  std::uint32_t ready_polls{2};            // Property Gets until CSTS.RDY
+  std::uint32_t csts{nvme::Csts::kReady};  // once it is ready
+  std::uint32_t oaes{0};
+  std::uint8_t acl{3};
+  std::uint32_t event{0};     // DW0 that each Asynchronous Event Request is answered with; 0: none is
+  bool silent_aborts{false};  // Abort stays unanswered and without effect
 };
 
 class CardTarget {
@@ -74,6 +79,16 @@ class CardTarget {
     return held_;
   }
   [[nodiscard]] std::size_t connects() const noexcept { return connects_; }
+  // Admin commands of this kind so far; Set Features by feature too.
+  [[nodiscard]] std::size_t count(nvme::AdminOpcode opcode) {
+    const std::lock_guard lock(mutex_);
+    return admin_commands_[opcode];
+  }
+  [[nodiscard]] std::optional<std::uint32_t> feature(nvme::Feature feature) {
+    const std::lock_guard lock(mutex_);
+    const auto found = features_.find(feature);
+    return found == features_.end() ? std::nullopt : std::optional(found->second);
+  }
 
  private:
   using Peer = fabric::test::Peer;
@@ -120,12 +135,18 @@ class CardTarget {
       const auto css = now.io_command_sets ? nvme::Cap::kCssIoCommandSets : nvme::Cap::kCssNvm;
       return peer.respond(sqe.cid, nvme::kSuccess, nvme::make_cap(127, 10, css).raw);
     }
-    peer.respond(sqe.cid, nvme::kSuccess, ++polls >= now.ready_polls ? nvme::Csts::kReady : 0);
+    peer.respond(sqe.cid, nvme::kSuccess, ++polls >= now.ready_polls ? now.csts : 0);
   }
 
   void on_admin(Peer& peer, const nvme::Sqe& sqe) {
     const Behaviour now = behaviour();
-    switch (static_cast<nvme::AdminOpcode>(sqe.opcode)) {
+    const auto opcode = static_cast<nvme::AdminOpcode>(sqe.opcode);
+    {
+      const std::lock_guard lock(mutex_);
+      ++admin_commands_[opcode];
+      if (opcode == nvme::AdminOpcode::set_features) features_[nvme::Feature(sqe.cdw10)] = sqe.cdw11;
+    }
+    switch (opcode) {
       case nvme::AdminOpcode::identify:
         return identify(peer, sqe, now);
       case nvme::AdminOpcode::set_features: {
@@ -136,10 +157,26 @@ class CardTarget {
         if (!now.silent_admin) peer.respond(sqe.cid);
         return;
       case nvme::AdminOpcode::async_event_request:
+        if (now.event != 0) peer.respond(sqe.cid, nvme::kSuccess, now.event);
         return;
+      case nvme::AdminOpcode::get_log_page: {
+        const std::vector<std::byte> page(sqe.sgl.length);
+        peer.send_data(sqe.cid, 0, page, nvme::kPduLast);
+        return peer.respond(sqe.cid);
+      }
+      case nvme::AdminOpcode::abort:
+        return abort(peer, sqe, now);
       default:
         return peer.respond(sqe.cid, nvme::kInvalidOpcode);
     }
+  }
+
+  void abort(Peer& peer, const nvme::Sqe& sqe, const Behaviour& now) {
+    if (now.silent_aborts) return;
+    const std::lock_guard lock(mutex_);
+    aborted_.insert(static_cast<std::uint16_t>(sqe.cdw10 >> 16U));
+    changed_.notify_all();
+    peer.respond(sqe.cid);
   }
 
   template <nvme::WireStruct T>
@@ -155,6 +192,8 @@ class CardTarget {
         nvme::set_padded(id.sn, now.serial);
         id.ioccsz = (sizeof(nvme::Sqe) + 8192) / 16;
         id.mdts = 0;
+        id.oaes = now.oaes;
+        id.acl = now.acl;
         return send_structure(peer, sqe.cid, id);
       }
       case nvme::Cns::active_namespaces:
@@ -196,8 +235,10 @@ class CardTarget {
     {
       std::unique_lock lock(mutex_);
       ++held_;
-      changed_.wait_for(lock, std::chrono::seconds(20), [this] { return !behaviour_.silent_io; });
+      changed_.wait_for(lock, std::chrono::seconds(20),
+                        [&] { return !behaviour_.silent_io || aborted_.contains(sqe.cid); });
       --held_;
+      if (aborted_.erase(sqe.cid) > 0) return peer.respond(sqe.cid, nvme::kAbortRequested);
     }
     execute(peer, sqe.cid, command, std::move(value));
   }
@@ -228,6 +269,9 @@ class CardTarget {
   std::map<nvme::KvKey, std::vector<std::byte>> values_;
   std::set<Peer*> peers_;
   std::size_t held_{0};
+  std::map<nvme::AdminOpcode, std::size_t> admin_commands_;
+  std::map<nvme::Feature, std::uint32_t> features_;
+  std::set<std::uint16_t> aborted_;
   std::atomic<std::size_t> connects_{0};
   fabric::test::ScriptedTarget target_;
 };

@@ -34,7 +34,7 @@ struct CardTimeout : ::testing::Test {
     EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
     Request store(IoOp::store, key(1), pattern(5000, 1));
     EXPECT_EQ(cards.run(store).status, IoStatus::ok);
-    target.change([](Behaviour& now) { now.silent_io = true; });
+    target.change([](Behaviour& now) { now.silent_io = now.silent_aborts = true; });
   }
   void answer_again() {
     target.change([](Behaviour& now) { now.silent_io = false; });

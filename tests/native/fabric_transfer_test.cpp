@@ -292,5 +292,50 @@ TEST(TransferQueue, DataOfACommandThatIsOverIsNotSent) {
   EXPECT_TRUE(client.call(command(0x14), 2));
 }
 
+// Linux nvmet (6.1) checks the data digest of each H2CData over the whole transfer: a write of one R2T goes
+// in one PDU as far as the target's MAXH2CDATA lets it.
+TEST(TransferQueue, WithDataDigestsAWriteIsNotCutWithoutNeed) {
+  for (const bool digest : {false, true}) {
+    std::vector<std::size_t> pieces;
+    ScriptedTarget target([&](Peer& peer) {
+      peer.greet({.maxh2cdata = 4U << 20U});
+      const auto cid = next_sqe(peer).cid;
+      peer.send_r2t(cid, 1, 0, 2U << 20U);
+      for (std::size_t got = 0; got < (2U << 20U) && peer.ok(); got += pieces.back())
+        pieces.push_back(peer.receive().data.size());
+      peer.respond(cid);
+    });
+    Client client(
+        config_for(target, {DigestPolicy::off, digest ? DigestPolicy::require : DigestPolicy::off}));
+    ASSERT_TRUE(client.connect());
+    GuardedBuffer buffer(2U << 20U);
+    ASSERT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
+    EXPECT_EQ(pieces,
+              digest ? std::vector<std::size_t>({2U << 20U}) : std::vector<std::size_t>(4, 512U << 10U));
+  }
+}
+
+TEST(TransferQueue, AnOutstandingCommandsIdIsFoundByItsTag) {
+  ScriptedTarget target([](Peer& peer) {
+    peer.greet();
+    const auto first = next_sqe(peer).cid;
+    const auto second = next_sqe(peer).cid;
+    peer.respond(second, nvme::kSuccess, second);
+    peer.respond(first, nvme::kSuccess, first);
+  });
+  Client client(config_for(target));
+  ASSERT_TRUE(client.connect());
+  EXPECT_FALSE(client.queue_pair->command_id(1));
+  ASSERT_TRUE(client.queue_pair->submit(command(0x14), 1));
+  ASSERT_TRUE(client.queue_pair->submit(command(0x14), 2));
+  const auto first = client.queue_pair->command_id(1);
+  const auto second = client.queue_pair->command_id(2);
+  client.queue_pair->flush();
+  ASSERT_TRUE(client.run_until([&] { return client.responses.size() == 2; }));
+  EXPECT_EQ(client.responses.at(1).cqe.dw0, first);
+  EXPECT_EQ(client.responses.at(2).cqe.dw0, second);
+  EXPECT_FALSE(client.queue_pair->command_id(2));
+}
+
 }  // namespace
 }  // namespace akv::fabric

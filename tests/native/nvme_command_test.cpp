@@ -159,6 +159,24 @@ TEST(Command, QueueCountsAreZeroBased) {
   EXPECT_EQ(granted_queues(0xFFFFFFFF), 0xFFFF);
 }
 
+TEST(Command, EventsLogPagesAndAbort) {
+  const Sqe events = make_set_async_events(kOaesNamespaceAttribute);
+  EXPECT_EQ(events.opcode, 0x09);
+  EXPECT_EQ(events.cdw10, 0x0BU);
+  EXPECT_EQ(events.cdw11, 0x100U);
+  const Sqe page = make_get_log_page(0x04, 4096);
+  EXPECT_EQ(page.opcode, 0x02);
+  EXPECT_EQ(page.nsid, 0xFFFFFFFFU);
+  EXPECT_EQ(page.cdw10, 0x03FF0004U);
+  EXPECT_EQ(page.cdw11, 0U);
+  EXPECT_EQ(make_get_log_page(0x02, 0x40000 + 4).cdw11, 1U);
+  EXPECT_EQ(make_abort(3, 0x1234).cdw10, 0x12340003U);
+  const AsyncEvent changed = parse_async_event(0x00040002);
+  EXPECT_TRUE(changed.namespace_changed());
+  EXPECT_EQ(changed.log_page, 4);
+  EXPECT_FALSE(parse_async_event(0x00020201).namespace_changed());
+}
+
 TEST(Registers, CapabilitiesOfTheLinuxTarget) {
   const Cap cap{0x8200F0003FF};  // seen on kernel 6.1: CSS NVM and I/O command sets, MQES 1023
   EXPECT_EQ(cap.mqes(), 1023);

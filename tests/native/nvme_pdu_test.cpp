@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "nvme/data_digest.hpp"
 
 namespace akv::nvme {
 namespace {
@@ -265,6 +266,21 @@ TEST(PduErrors, NoHeaderAsksForMoreThanItsBound) {
       }
     }
   }
+}
+
+TEST(DataDigests, AreTakenWithAndWithoutPadding) {
+  const auto over = [](std::size_t bytes) {
+    Crc32c crc;
+    crc.update(Bytes(bytes, std::byte{7}));
+    return crc;
+  };
+  Crc32c padded = over(5);
+  padded.update(Bytes(3));
+  EXPECT_EQ(padded_data_digest(over(5), 5), padded.value());
+  EXPECT_EQ(judge_data_digest(over(5).value(), over(5), 5), DataDigest::plain);
+  EXPECT_EQ(judge_data_digest(padded.value(), over(5), 5), DataDigest::padded);
+  EXPECT_EQ(judge_data_digest(padded.value() ^ 1U, over(5), 5), DataDigest::wrong);
+  EXPECT_EQ(judge_data_digest(over(8).value(), over(8), 8), DataDigest::plain);
 }
 
 }  // namespace

@@ -105,6 +105,8 @@ class Options:
 
     header_digest: bool = False
     data_digest: bool = False
+    padded_digests: bool = False
+    """Data digests go over the data padded with zeros to whole dwords, as SPDK has them."""
     hpda: int = 0
     maxr2t: int = 0
     h2c_piece: int = 1 << 30
@@ -161,8 +163,12 @@ class Wire:
             out += struct.pack("<I", crc32c(out))
         out += data
         if data and self._digests & DDGST:
-            out += struct.pack("<I", crc32c(data))
+            out += struct.pack("<I", self._data_digest(data))
         return out
+
+    def _data_digest(self, data: bytes) -> int:
+        padding = -len(data) % 4 if self.options.padded_digests else 0
+        return crc32c(data + bytes(padding))
 
     def send(self, kind: int, specific: bytes, data: bytes = b"", flags: int = 0) -> None:
         self.socket.sendall(self.options.corrupt(kind, self.frame(kind, specific, data, flags)))
@@ -198,7 +204,7 @@ class Wire:
         self._exactly(start - read)
         tail = 4 if flags & DDGST else 0
         data = self._exactly(plen - start - tail)
-        if tail and struct.unpack("<I", self._exactly(4))[0] != crc32c(data):
+        if tail and struct.unpack("<I", self._exactly(4))[0] != self._data_digest(data):
             raise ProtocolError("data digest")
         return data
 

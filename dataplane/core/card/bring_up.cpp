@@ -75,8 +75,11 @@ fabric::Command BringUp::command() {
       command.sqe = identify(Cns::namespace_command_set, nsid, nvme::kCsiKeyValue);
       break;
     case Step::queues:
-    case Step::done:
       command.sqe = nvme::make_set_queues(wanted_queues_);
+      break;
+    case Step::async_events:
+    case Step::done:
+      command.sqe = nvme::make_set_async_events(events_);
       break;
   }
   if (answers_with_data()) {
@@ -114,10 +117,11 @@ BringUp::Next BringUp::on_response(const fabric::Response& response) {
       return on_kv_namespace();
     case Step::queues:
       return on_queues(response.cqe);
+    case Step::async_events:
     case Step::done:
       break;
   }
-  return Next::done;
+  return go(Step::done);
 }
 
 BringUp::Next BringUp::go(Step step) noexcept {
@@ -142,6 +146,8 @@ BringUp::Next BringUp::on_status(nvme::Status status) {
     case Step::descriptors:
     case Step::kv_namespace:
       return try_next_namespace();
+    case Step::async_events:
+      return go(Step::done);  // a card without them is only slower to be noticed
     case Step::queues:
       return fail(CardState::too_few_queues, "Set Features (Number of Queues) was refused: " + told);
     default:
@@ -183,6 +189,8 @@ BringUp::Next BringUp::on_controller() {
   }
   facts_.in_capsule_bytes = id.icdoff == 0 ? nvme::in_capsule_bytes(id) : 0;
   if (id.maxcmd > 0) facts_.queue_depth = std::min<std::uint32_t>(facts_.queue_depth, id.maxcmd);
+  events_ = id.oaes & nvme::kOaesNamespaceAttribute;
+  facts_.aborts = static_cast<std::uint16_t>(id.acl + 1U);  // 0's based
   constexpr unsigned kNoLimit = 32;  // 2^20 pages and more are beyond any 32-bit length
   const unsigned shift = id.mdts == 0 ? kNoLimit : std::min<unsigned>(id.mdts, kNoLimit);
   transfer_limit_ = std::uint64_t{page_bytes_} << shift;
@@ -230,7 +238,7 @@ BringUp::Next BringUp::on_kv_namespace() {
 
 BringUp::Next BringUp::on_queues(const nvme::Cqe& cqe) {
   facts_.queues = std::min(nvme::granted_queues(cqe.dw0), wanted_queues_);
-  return go(Step::done);
+  return go(events_ == 0 ? Step::done : Step::async_events);
 }
 
 }  // namespace akv::card

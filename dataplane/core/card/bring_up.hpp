@@ -37,6 +37,7 @@ struct ControllerFacts {
   std::uint32_t in_capsule_bytes{0};
   std::uint32_t queue_depth{0};  // commands outstanding on an I/O queue
   std::uint16_t queues{0};       // I/O queues granted, at most those wanted
+  std::uint16_t aborts{1};       // Abort commands that may be outstanding (ACL)
 };
 
 // Walks through Connect, property access, identification and Set Features one command at a time.
@@ -70,6 +71,7 @@ class BringUp {
     descriptors,
     kv_namespace,
     queues,
+    async_events,
     done
   };
 
@@ -95,6 +97,7 @@ class BringUp {
   ControllerFacts facts_;
   std::uint32_t page_bytes_{4096};
   std::uint64_t transfer_limit_{0};
+  std::uint32_t events_{0};  // asynchronous events to ask for
   nvme::NamespaceList namespaces_{};
   std::size_t namespace_index_{0};
   CardState failure_{CardState::backoff};

@@ -13,9 +13,11 @@
 namespace akv::card {
 namespace {
 
-enum Tag : std::uint32_t { kBringUp, kKeepAlive, kAsyncEvent };
+enum Tag : std::uint32_t { kBringUp, kKeepAlive, kAsyncEvent, kControllerStatus, kLogPage, kAbort };
 
 constexpr std::chrono::milliseconds kReadyPoll{20};
+constexpr std::uint32_t kMostAborts = 16;
+static_assert(kMostAborts + 4 < kAdminDepth);
 // A card that was live for less is flapping: its backoff goes on growing.
 constexpr std::chrono::seconds kSteady{10};
 
@@ -91,6 +93,8 @@ void Controller::attempt() {
   phase_ = Phase::admin;
   queues_asked_ = queues_answered_ = 0;
   connected_mask_ = 0;
+  status_asked_ = false;
+  aborts_outstanding_ = 0;
   card_.status.count_attempt();
   card_.status.set_state(CardState::connecting, "");
   address_ = next_address();
@@ -114,7 +118,7 @@ void Controller::attempt() {
 }
 
 void Controller::send(const fabric::Command& command, std::uint32_t tag) {
-  // Three commands at most are outstanding on a queue of 31.
+  // Keep-alive, status, event request, log page and kMostAborts are the most that are outstanding.
   [[maybe_unused]] const bool taken = admin_->submit(command, tag);
 }
 
@@ -123,10 +127,26 @@ void Controller::on_open() noexcept {
 }
 
 void Controller::on_response(std::uint32_t tag, const fabric::Response& response) noexcept {
-  if (tag == kBringUp) return on_bring_up(response);
-  if (tag == kAsyncEvent) return on_async_event(response);
+  switch (static_cast<Tag>(tag)) {
+    case kBringUp:
+      return on_bring_up(response);
+    case kKeepAlive:
+      return on_keep_alive(response.cqe.status());
+    case kAsyncEvent:
+      return on_async_event(response);
+    case kControllerStatus:
+      return on_controller_status(response.cqe);
+    case kLogPage:
+      event_request_due_ = true;
+      return;
+    case kAbort:  // whether it was aborted is told by the command's own answer
+      --aborts_outstanding_;
+      return;
+  }
+}
+
+void Controller::on_keep_alive(nvme::Status status) {
   keep_alive_sent_.reset();
-  const nvme::Status status = response.cqe.status();
   if (status != nvme::kSuccess)
     fail(CardState::backoff, "keep-alive was refused: " + nvme::describe_status(status));
 }
@@ -216,6 +236,7 @@ void Controller::keep_alive_tick() {
     keep_alive_sent_ = reactor_.now();
     send({.sqe = nvme::make_keep_alive()}, kKeepAlive);
   }
+  ask_for_status();
   // Asked for again with the tick only, so that a controller that answers at once can't keep us busy.
   if (phase_ == Phase::live && std::exchange(event_request_due_, false)) {
     send({.sqe = nvme::make_async_event_request()}, kAsyncEvent);
@@ -223,18 +244,50 @@ void Controller::keep_alive_tick() {
   admin_->flush();
 }
 
-void Controller::on_async_event(const fabric::Response& response) {
-  constexpr std::uint32_t kNotice = 2;
-  constexpr std::uint32_t kNamespaceChanged = 0;
-  if (response.cqe.status() != nvme::kSuccess) return;  // this controller has no events
-  event_request_due_ = true;
-  const std::uint32_t type = response.cqe.dw0 & 7U;
-  const std::uint32_t info = (response.cqe.dw0 >> 8U) & 0xFFU;
-  log_event(Level::warning, "card_async_event", {{"serial", card_.serial}, {"type", type}, {"info", info}});
-  if (type == kNotice && info == kNamespaceChanged) {
-    retry_at_once_ = true;
-    fail(CardState::backoff, "the controller's namespaces changed");
+// A controller that answers keep-alives may have failed all the same (Base 2.0, 9.6.1 "Controller Fatal
+// Status").
+void Controller::ask_for_status() {
+  if (phase_ != Phase::live || std::exchange(status_asked_, true)) return;
+  send({.sqe = nvme::make_property_get(nvme::Property::csts)}, kControllerStatus);
+}
+
+void Controller::on_controller_status(const nvme::Cqe& cqe) {
+  status_asked_ = false;
+  if (cqe.status() != nvme::kSuccess) {
+    return fail(CardState::backoff, "CSTS can't be read: " + nvme::describe_status(cqe.status()));
   }
+  const nvme::Csts status{cqe.dw0};
+  if (status.fatal()) return fail(CardState::backoff, "the controller reports a fatal status (CSTS.CFS)");
+  if (!status.ready()) return fail(CardState::backoff, "the controller is not ready any more (CSTS.RDY)");
+}
+
+void Controller::on_async_event(const fabric::Response& response) {
+  if (response.cqe.status() != nvme::kSuccess) return;  // this controller has no events
+  const nvme::AsyncEvent event = nvme::parse_async_event(response.cqe.dw0);
+  log_event(Level::warning, "card_async_event",
+            {{"serial", card_.serial}, {"type", event.type}, {"info", event.info}});
+  if (event.namespace_changed()) {
+    retry_at_once_ = true;
+    return fail(CardState::backoff, "the controller's namespaces changed");
+  }
+  read_log_page(event.log_page);
+}
+
+// For its effect alone: until then the controller tells no further event of this kind (Base 2.0, 5.2).
+void Controller::read_log_page(std::uint8_t page) {
+  const iovec vector{log_page_.data(), log_page_.size()};
+  send({.sqe = nvme::make_get_log_page(page, static_cast<std::uint32_t>(log_page_.size())),
+        .direction = fabric::Direction::from_target,
+        .data = std::span(&vector, 1)},
+       kLogPage);
+}
+
+void Controller::abort(std::size_t worker, std::uint64_t generation, std::uint16_t cid) {
+  if (generation != generation_ || phase_ != Phase::live) return;
+  if (aborts_outstanding_ >= std::min<std::uint32_t>(bring_up_->facts().aborts, kMostAborts)) return;
+  ++aborts_outstanding_;
+  send({.sqe = nvme::make_abort(static_cast<std::uint16_t>(worker + 1), cid)}, kAbort);
+  admin_->flush();
 }
 
 void Controller::on_closed(const std::string& reason) noexcept {

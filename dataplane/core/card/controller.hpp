@@ -1,6 +1,7 @@
 // Life of one card: connects, identifies, keeps alive, takes out of service, tries again.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -33,6 +34,8 @@ class Controller final : private fabric::QueuePairClient {
   // Ends with on_stopped(), when every socket of the card is closed.
   void stop();
 
+  // A command of worker `worker`'s queue passed its deadline: Abort is sent if the controller takes one more.
+  void abort(std::size_t worker, std::uint64_t generation, std::uint16_t cid);
   // News of worker `worker`'s queue.
   void on_queue_open(std::size_t worker, std::uint64_t generation);
   void on_queue_lost(std::size_t worker, std::uint64_t generation, bool refused, const std::string& reason);
@@ -52,7 +55,11 @@ class Controller final : private fabric::QueuePairClient {
   void on_queue_answer();
   void go_live();
   void keep_alive_tick();
+  void on_keep_alive(nvme::Status status);
+  void ask_for_status();
+  void on_controller_status(const nvme::Cqe& cqe);
   void on_async_event(const fabric::Response& response);
+  void read_log_page(std::uint8_t page);
   void fail(CardState state, const std::string& reason);
   void close_all(const std::string& reason);
   void on_queue_shut(std::uint64_t generation);
@@ -91,7 +98,10 @@ class Controller final : private fabric::QueuePairClient {
   TimerId step_timer_{0};     // readiness of the controller, or the pause before an attempt
   TimerId keep_alive_timer_{0};
   std::optional<TimePoint> keep_alive_sent_;
+  bool status_asked_{false};
   bool event_request_due_{false};
+  std::uint32_t aborts_outstanding_{0};
+  std::array<std::byte, 512> log_page_{};
 };
 
 }  // namespace akv::card

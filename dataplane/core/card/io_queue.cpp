@@ -247,11 +247,22 @@ void NvmeIoQueue::time_out(std::uint32_t index, TimePoint now) noexcept {
     bytes_on_wire_ -= entry.bytes;
     entries_.quarantine(index, now + card_.config->io_timeout * limit);
     entry.request->completed({IoStatus::timeout, 0, 0});
+    if (strikes < limit) ask_for_abort(index);
   }
   if (strikes >= limit) {
     take_out_of_service(std::to_string(strikes) + " commands in a row passed their deadline of " +
                         std::to_string(card_.config->io_timeout.count()) + " ms");
   }
+}
+
+// An aborted command gives its buffers back at once.
+void NvmeIoQueue::ask_for_abort(std::uint32_t index) noexcept {
+  const auto cid = queue_pair_->command_id(index);
+  if (!cid) return;
+  card_.post(worker_, card_.owner,
+             [card = card_.shared_from_this(), worker = worker_, generation = generation_, cid = *cid] {
+               card->controller->abort(worker, generation, cid);
+             });
 }
 
 // For every worker at once, before the controller hears of it.

@@ -57,6 +57,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   void finish(std::uint32_t index, const IoResult& result) noexcept;
   void on_timer() noexcept;
   void time_out(std::uint32_t index, TimePoint now) noexcept;
+  void ask_for_abort(std::uint32_t index) noexcept;
   void arm_timer() noexcept;
   void take_out_of_service(const std::string& reason) noexcept;
   void drop_queue_pair() noexcept;

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -54,6 +55,9 @@ class QueuePair {
   // False when it is not open, all command ids are in use, or the data has more than 8 vectors. Nothing is
   // sent before flush(). `tag` comes back with the response.
   [[nodiscard]] virtual bool submit(const Command& command, std::uint32_t tag) noexcept = 0;
+  // The command id that an outstanding command went by, for Abort; nothing when none has this tag. Looks
+  // through all of them.
+  [[nodiscard]] virtual std::optional<std::uint16_t> command_id(std::uint32_t tag) const noexcept = 0;
   // Sends what the transport takes now; the rest follows by itself. May call on_response() and on_closed().
   virtual void flush() noexcept = 0;
   // Calls on_closed(), once.

@@ -115,7 +115,12 @@ TcpQueuePair::Judgement TcpQueuePair::on_ic_resp(const nvme::IcResp& response) {
       (config_.data_digest == DigestPolicy::require && !framing_.ddgst)) {
     return Fault{"the target does not agree to a digest that is required"};
   }
-  max_h2c_ = std::min(response.maxh2cdata, std::max(config_.h2c_bytes & ~3U, nvme::kMinMaxH2cData));
+  max_h2c_ = response.maxh2cdata;
+  // Linux nvmet (6.1) compares the data digest of every H2CData with one over the whole transfer, so with
+  // data digests a transfer is not cut into more pieces than the target asks for.
+  if (!framing_.ddgst) {
+    max_h2c_ = std::min(max_h2c_, std::max(config_.h2c_bytes & ~3U, nvme::kMinMaxH2cData));
+  }
   receiver_.use_digests(framing_.hdgst, framing_.ddgst);
   reactor_.cancel(std::exchange(connect_timer_, 0));
   state_ = State::open;
@@ -136,6 +141,11 @@ bool TcpQueuePair::submit(const Command& command, std::uint32_t tag) noexcept {
                     (command.must_be_in_capsule || slot.data.bytes() <= config_.in_capsule_bytes);
   push_capsule(slot, command.sqe);
   return true;
+}
+
+std::optional<std::uint16_t> TcpQueuePair::command_id(std::uint32_t tag) const noexcept {
+  const CommandSlot* const slot = slots_.find_tag(tag);
+  return slot == nullptr ? std::nullopt : std::optional(slot->cid);
 }
 
 void TcpQueuePair::push_capsule(CommandSlot& slot, nvme::Sqe sqe) noexcept {

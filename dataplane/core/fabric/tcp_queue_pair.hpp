@@ -22,7 +22,8 @@ struct TcpQueuePairConfig {
   std::chrono::milliseconds connect_timeout{3000};  // TCP connect and ICReq/ICResp together
   std::uint32_t depth{32};                          // commands outstanding, 1..1023
   std::uint32_t in_capsule_bytes{0};                // a write up to this size goes in the capsule
-  std::uint32_t h2c_bytes{512U << 10U};  // largest H2CData that is made; the target's bound may be lower
+  std::uint32_t h2c_bytes{
+      512U << 10U};  // largest H2CData made without data digests; the target's bound may be lower
   DigestPolicy header_digest{DigestPolicy::off};
   DigestPolicy data_digest{DigestPolicy::off};
   std::uint8_t hpda{0};
@@ -35,6 +36,7 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
 
   void start() override;
   [[nodiscard]] bool submit(const Command& command, std::uint32_t tag) noexcept override;
+  [[nodiscard]] std::optional<std::uint16_t> command_id(std::uint32_t tag) const noexcept override;
   void flush() noexcept override;
   void close(const std::string& reason) noexcept override;
 

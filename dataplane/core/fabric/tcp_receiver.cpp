@@ -11,6 +11,7 @@
 
 #include "base/bytes.hpp"
 #include "base/guarded_memory.hpp"
+#include "nvme/data_digest.hpp"
 
 namespace akv::fabric {
 namespace {
@@ -205,7 +206,10 @@ std::optional<Fault> TcpReceiver::begin_data(const nvme::PduHeader& header) {
 
 std::optional<Fault> TcpReceiver::end_data() {
   if (rules_.framing.ddgst) {
-    if (load_le<std::uint32_t>(staged().data()) != crc_.value()) return Fault{"wrong data digest"};
+    const auto received = load_le<std::uint32_t>(staged().data());
+    if (nvme::judge_data_digest(received, crc_, data_.datal) == nvme::DataDigest::wrong) {
+      return Fault{"wrong data digest"};
+    }
     begin_ += nvme::kDigestBytes;
   }
   state_ = State::header;

@@ -1,6 +1,7 @@
 // The commands of one NVMe/TCP queue pair that are outstanding, by command id.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -70,6 +71,12 @@ class SlotTable {
     const std::uint32_t index = cid & (kMaxSlots - 1);
     if (index >= slots_.size() || !slots_[index].active || slots_[index].cid != cid) return nullptr;
     return &slots_[index];
+  }
+  // Null when no outstanding command has this tag.
+  [[nodiscard]] const CommandSlot* find_tag(std::uint32_t tag) const noexcept {
+    const auto found = std::ranges::find_if(
+        slots_, [tag](const CommandSlot& slot) { return slot.active && slot.tag == tag; });
+    return found == slots_.end() ? nullptr : &*found;
   }
 
  private:

@@ -57,6 +57,20 @@ Sqe make_async_event_request() {
   return sqe;
 }
 
+Sqe make_set_async_events(std::uint32_t events) {
+  return set_feature(Feature::async_event_configuration, events);
+}
+
+Sqe make_get_log_page(std::uint8_t page, std::uint32_t bytes) {
+  auto sqe = admin(AdminOpcode::get_log_page);
+  sqe.nsid = kBroadcastNsid;
+  const std::uint32_t dwords = bytes / 4 - 1;  // 0's based
+  sqe.cdw10 = page | (dwords << 16U);
+  sqe.cdw11 = dwords >> 16U;
+  sqe.sgl = transport_sgl(bytes);
+  return sqe;
+}
+
 Sqe make_abort(std::uint16_t sqid, std::uint16_t cid) {
   auto sqe = admin(AdminOpcode::abort);
   sqe.cdw10 = sqid | (static_cast<std::uint32_t>(cid) << 16U);

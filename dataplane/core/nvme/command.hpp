@@ -129,7 +129,26 @@ enum class Feature : std::uint8_t {
 [[nodiscard]] Sqe make_set_command_set_profile(std::uint16_t index);
 [[nodiscard]] Sqe make_keep_alive();
 [[nodiscard]] Sqe make_async_event_request();
+// `events`: bits as in Identify Controller's OAES (Feature 0Bh). What is not asked for is not told.
+[[nodiscard]] Sqe make_set_async_events(std::uint32_t events);
+// The first `bytes`, a multiple of 4, of a log page; reading it lets events of its kind be told again.
+[[nodiscard]] Sqe make_get_log_page(std::uint8_t page, std::uint32_t bytes);
 [[nodiscard]] Sqe make_abort(std::uint16_t sqid, std::uint16_t cid);
+
+// DW0 of a completed Asynchronous Event Request (Base 2.0, 5.2).
+struct AsyncEvent {
+  std::uint8_t type{0};
+  std::uint8_t info{0};
+  std::uint8_t log_page{0};  // tells more, and is to be read
+
+  [[nodiscard]] constexpr bool namespace_changed() const noexcept { return type == 2 && info == 0; }
+};
+[[nodiscard]] constexpr AsyncEvent parse_async_event(std::uint32_t dw0) noexcept {
+  return {.type = static_cast<std::uint8_t>(dw0 & 7U),
+          .info = static_cast<std::uint8_t>(dw0 >> 8U),
+          .log_page = static_cast<std::uint8_t>(dw0 >> 16U)};
+}
+
 // The smaller of the submission and completion queues granted in DW0 of Set Features (Number of Queues).
 [[nodiscard]] std::uint16_t granted_queues(std::uint32_t dw0);
 

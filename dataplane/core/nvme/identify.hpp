@@ -86,6 +86,9 @@ static_assert(offsetof(IdentifyController, sgls) == 536 && offsetof(IdentifyCont
 static_assert(offsetof(IdentifyController, ioccsz) == 1792 && offsetof(IdentifyController, msdbd) == 1803);
 
 inline constexpr std::uint8_t kCmicManyControllers = 0x02;
+// Identify Controller, OAES: which asynchronous events there are; the same bits ask for them in Set Features.
+inline constexpr std::uint32_t kOaesNamespaceAttribute = 1U << 8U;
+
 inline constexpr std::uint32_t kSglsSupported = 1U;
 inline constexpr std::uint32_t kSglsInCapsuleOffset = 1U << 20U;
 inline constexpr std::uint32_t kSglsTransport = 1U << 21U;

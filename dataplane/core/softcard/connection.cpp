@@ -206,14 +206,20 @@ void Connection::end_data() {
   if (h2c_tag_) return end_h2c_data(*std::exchange(h2c_tag_, std::nullopt));
   const auto request = std::exchange(request_, {});
   // A bad data digest harms its command alone (3.3.2.1.2, "non-fatal").
-  if (!rx_.digest_matches()) return respond(request.sqe.cid, nvme::kTransientTransportError);
+  if (!digest_holds()) return respond(request.sqe.cid, nvme::kTransientTransportError);
   execute(request);
+}
+
+// A host that pads what it computes digests of expects the same of this side.
+bool Connection::digest_holds() {
+  if (rx_.digest() == nvme::DataDigest::padded) tx_.pad_digests();
+  return rx_.digest() != nvme::DataDigest::wrong;
 }
 
 void Connection::end_h2c_data(std::uint16_t tag) {
   auto* const transfer = transfers_.find(tag);
   transfer->received += h2c_bytes_;
-  transfer->digest_failed |= !rx_.digest_matches();
+  transfer->digest_failed |= !digest_holds();
   if (transfer->received < transfer->command.size) return;
   auto done = transfers_.finish(tag);
   if (done.digest_failed) {

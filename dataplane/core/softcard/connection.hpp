@@ -85,6 +85,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void begin_h2c_data(const nvme::PduHeader& header);
   void end_data();
   void end_h2c_data(std::uint16_t tag);
+  [[nodiscard]] bool digest_holds();
   void execute(const Request& request);
   void run(const Request& request);
   void execute_with(const Fault& fault, const Request& request);

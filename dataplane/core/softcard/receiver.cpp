@@ -46,6 +46,7 @@ void Receiver::expect_data(std::span<std::byte> to, bool digest) noexcept {
   expecting_ = true;
   with_digest_ = digest;
   data_ = to;
+  data_bytes_ = to.size();
   crc_ = Crc32c();
   digest_got_ = 0;
 }
@@ -72,8 +73,9 @@ bool Receiver::advance_data() noexcept {
   return true;
 }
 
-bool Receiver::digest_matches() const noexcept {
-  return !with_digest_ || load_le<std::uint32_t>(digest_.data()) == crc_.value();
+nvme::DataDigest Receiver::digest() const noexcept {
+  if (!with_digest_) return nvme::DataDigest::plain;
+  return nvme::judge_data_digest(load_le<std::uint32_t>(digest_.data()), crc_, data_bytes_);
 }
 
 }  // namespace akv::softcard

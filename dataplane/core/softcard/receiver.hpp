@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/crc32c.hpp"
+#include "nvme/data_digest.hpp"
 #include "nvme/pdu.hpp"
 
 namespace akv::softcard {
@@ -33,7 +34,7 @@ class Receiver {
   [[nodiscard]] bool advance_data() noexcept;
   [[nodiscard]] bool expecting_data() const noexcept { return expecting_; }
   // Of the data that was complete last.
-  [[nodiscard]] bool digest_matches() const noexcept;
+  [[nodiscard]] nvme::DataDigest digest() const noexcept;
 
   // In the middle of a PDU.
   [[nodiscard]] bool partial() const noexcept { return expecting_ || begin_ != end_; }
@@ -50,6 +51,7 @@ class Receiver {
   bool expecting_{false};
   bool with_digest_{false};
   std::span<std::byte> data_;  // what is still missing
+  std::size_t data_bytes_{0};
   Crc32c crc_;
   std::array<std::byte, nvme::kDigestBytes> digest_{};
   std::size_t digest_got_{0};

@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "base/bytes.hpp"
+#include "nvme/data_digest.hpp"
 
 namespace akv::softcard {
 namespace {
@@ -40,7 +41,10 @@ class Pieces {
 
 void TxQueue::finish_push(Item& item, bool ddgst) noexcept {
   if (ddgst) {
-    store_le(item.digest.data(), crc32c(item.payload.bytes));
+    Crc32c crc;
+    crc.update(item.payload.bytes);
+    store_le(item.digest.data(),
+             pad_digests_ ? nvme::padded_data_digest(crc, item.payload.bytes.size()) : crc.value());
     item.digest_bytes = nvme::kDigestBytes;
   }
   bytes_ += item.size();

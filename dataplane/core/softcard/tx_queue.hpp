@@ -33,6 +33,9 @@ class TxQueue {
   // Sends what the socket takes, up to a bound that leaves other connections their turn.
   [[nodiscard]] Result flush(int socket) noexcept;
 
+  // Data digests are computed over data padded to dwords from now on.
+  void pad_digests() noexcept { pad_digests_ = true; }
+
   [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
   // Bytes not sent yet.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
@@ -62,6 +65,7 @@ class TxQueue {
   void consume(std::size_t bytes) noexcept;
 
   std::deque<Item> items_;
+  bool pad_digests_{false};
   std::size_t head_sent_{0};  // bytes of the first item that are out already
   std::uint64_t bytes_{0};
   std::uint64_t sent_{0};
