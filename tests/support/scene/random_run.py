@@ -19,8 +19,10 @@ from tests.support.scene.watched import SCRAPE_SECONDS, WINDOW_SECONDS
 # How long a fault stands: mostly a moment, sometimes longer than the leader's lease and a card's deadline.
 SHORT_SECONDS, LONG_SECONDS, LONG_SHARE = (0.3, 2.0), (5.5, 7.0), 0.2
 VERDICTS_TOLD = 16
-# A window of pings, a scrape, a cycle and a gateway's polls later nothing of lost pings is left.
-ECHO_SECONDS = WINDOW_SECONDS + SCRAPE_SECONDS + 1.5
+# Prometheus shows what it scraped last: a scrape, a cycle and a gateway's polls after a fault nothing of what
+# an exporter told of a card is left, and a window later nothing of lost pings.
+STATUS_ECHO_SECONDS = SCRAPE_SECONDS + 1.5
+PING_ECHO_SECONDS = WINDOW_SECONDS + STATUS_ECHO_SECONDS
 # So many faults come with a second one at the same time.
 PAIR_SHARE = 0.25
 # How long a quorum with its majority may need to answer: the old leader's lease, on a loaded machine.
@@ -95,8 +97,8 @@ class RandomRun:
         times.lap("read")
         self.scene.heal()
         times.lap("healed")
-        if fault.pings_lost:
-            self._let_echo_pass()
+        if self.scene.monitored and fault.may_lose:
+            self._let_echo_pass(PING_ECHO_SECONDS if fault.pings_lost else STATUS_ECHO_SECONDS)
             times.lap("echo")
         self._judge(fault, mark, reconnects)
         assert_one_writer(self.scene, began - GRACE_SECONDS)
@@ -119,10 +121,10 @@ class RandomRun:
 
         self.traffic.pump(over, seconds + ANSWER_SECONDS, f"{fault.name} stands for {seconds:.1f} s")
 
-    def _let_echo_pass(self) -> None:
-        """Until no host remembers lost pings, and what the leader made of them is undone."""
-        end = time.monotonic() + ECHO_SECONDS
-        self.traffic.pump(lambda: time.monotonic() > end, ECHO_SECONDS + ANSWER_SECONDS, "the echo passes")
+    def _let_echo_pass(self, seconds: float) -> None:
+        """Until nobody remembers evidence about a card, and what the leader made of it is undone."""
+        end = time.monotonic() + seconds
+        self.traffic.pump(lambda: time.monotonic() > end, seconds + ANSWER_SECONDS, "the echo passes")
         self.scene.wait_well()
 
     def _quorum_answers(self, fault: Fault) -> None:
