@@ -29,7 +29,7 @@ from controlplane.cluster import child_guard
 from tests.support.addresses import LoopbackNet
 from tests.support.procs import wait_until
 
-_COMMAND_SECONDS = 20.0
+_COMMAND_SECONDS = 60.0
 _PREFIX = "akvt"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-.+")
 _NEEDED = ("ip", "nft")

@@ -122,7 +122,6 @@ def test_lost_data_of_a_running_member_are_replaced_through_the_others(hosts: li
     wait_until(
         lambda: member_ids(hosts[0]).get("host-2") not in {None, ids["host-2"]},
         "a new member of host-2",
-        20.0,
     )
     settle(hosts)
     now = member_ids(hosts[0])

@@ -50,7 +50,7 @@ class Witness(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._stop_requested.set()
-        self.join(10)
+        self.join(30)
         self.host.close()
         assert self.error is None, repr(self.error)
         assert self.rounds > 0

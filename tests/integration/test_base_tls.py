@@ -20,7 +20,7 @@ from controlplane.base.credentials import CredentialFiles
 from controlplane.base.pki import Role
 from tests.support.pki import TestAuthority
 
-SECONDS = 20.0
+SECONDS = 60.0
 WHO = "/test.Who/Are"
 OWN_CONNECTION = [*tls.TLS_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 

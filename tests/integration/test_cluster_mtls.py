@@ -44,7 +44,7 @@ from tests.support.pod import Pod
 from tests.support.procs import wait_until
 
 pytestmark = pytest.mark.slow
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,6 @@ def test_a_softcard_is_listed_killed_and_comes_back_under_another_name(
                     (c for s, c in cards_of(ask_cluster(host)).items() if s == "L0P0" and right(c)), None
                 ),
                 "card L0P0 as wanted",
-                15.0,
                 every=0.1,
             )
 

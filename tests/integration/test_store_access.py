@@ -44,7 +44,7 @@ from tests.support.pki import TestAuthority
 from tests.support.tls_etcd import HOST, TlsEtcd, run_tls_etcd
 from tests.support.waiting import eventually
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

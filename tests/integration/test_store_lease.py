@@ -56,7 +56,7 @@ async def test_closed_without_revoking_the_keys_stay_until_it_expires(etcd: Etcd
         await lease.close(revoke=False)
         assert await client.get(b"/l") is not None
         revision = (await client.range(b"/l")).header.revision
-        async with Watch(client, [b"/l"], revision + 1) as changes, asyncio.timeout(20):
+        async with Watch(client, [b"/l"], revision + 1) as changes, asyncio.timeout(60):
             gone = await anext(changes)
         assert isinstance(gone, Changes)
         assert [(change.key, change.value) for change in gone.changes] == [(b"/l", None)]

@@ -29,7 +29,7 @@ from tests.support.etcd import EtcdCluster, run_etcd
 
 async def add_when_healthy(client: EtcdClient, peer_url: str) -> tuple[Member, list[Member]]:
     """etcd calls itself unhealthy for some seconds after a start."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await add_learner(client, peer_url)

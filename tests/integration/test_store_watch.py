@@ -22,7 +22,7 @@ async def put(client: EtcdClient, key: bytes, value: bytes) -> int:
 async def take(changes: Watch, count: int) -> list[Change]:
     """The next `count` changes; fails on a re-read."""
     found: list[Change] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found) < count:
             item = await anext(changes)
             assert isinstance(item, Changes), item
@@ -32,7 +32,7 @@ async def take(changes: Watch, count: int) -> list[Change]:
 
 async def take_reread(changes: Watch) -> str:
     """The reason of the next re-read; changes before it are passed over."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             item = await anext(changes)
             if isinstance(item, Reread):
@@ -125,7 +125,7 @@ async def test_quiet_prefixes_resume_past_compaction(etcd_cluster: EtcdCluster) 
 
 async def put_when_possible(client: EtcdClient, key: bytes) -> int:
     """Create `key` once, through an election."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(StoreError):
                 await client.txn([kv.absent(key)], [kv.put(key, b"2")])
@@ -154,7 +154,7 @@ async def test_closing_ends_everything(etcd: EtcdCluster) -> None:
         for _ in range(3):
             async with Watch(client, [b"/z/"], 1) as changes:
                 await put(client, b"/z/1", b"1")
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await anext(changes)
         # gRPC ends its own task of a cancelled call a moment later.
         await eventually(lambda: asyncio.all_tasks() == before, "no task is left")

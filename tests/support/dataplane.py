@@ -23,7 +23,7 @@ from tests.support.procs import PATIENCE, Program, python_module, wait_until
 from tests.support.softcard import Card
 
 CLUSTER = "6f3c1fb0-6a8f-4b5e-9d62-0c1b0a5d7e11"
-RPC_SECONDS = 10.0
+RPC_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

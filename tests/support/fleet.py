@@ -25,7 +25,7 @@ from controlplane.store.lease import Lease
 from tests.support.etcd import EtcdCluster
 from tests.support.waiting import eventually
 
-SECONDS = 20.0
+SECONDS = 60.0
 MAX_MESSAGE = 4 << 20
 FEATURES = ("logs", "logs-follow", "fabric-scan", "fabric-test", "remove-weights", "drain")
 

@@ -278,7 +278,7 @@ def test_a_busy_block_is_used_by_no_other_transfer(gateway: ReferenceGateway, cl
     wait_until(lambda: first.busy, "the PUT is on its way")
     assert client.get(KEYS[:2], [first, second], 1) == [Got(Status.MISS, 0), Got(Status.OK, 5000)]
     gateway.faults.let_go.set()
-    late.join(5)
+    late.join(30)
     assert not first.busy
 
 
@@ -416,7 +416,7 @@ def test_close_ends_waiting_calls(gateway: ReferenceGateway, path: Path) -> None
     waiting.start()
     wait_until(lambda: gateway.batches(EXISTS), "the request is there")
     client.close()
-    waiting.join(5)
+    waiting.join(30)
     assert answers == [0]
     client.close()
     assert client.match_prefix(KEYS[:1], 1) == 0

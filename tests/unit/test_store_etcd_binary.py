@@ -77,7 +77,7 @@ def test_a_caller_waits_for_the_one_that_unpacks(tmp_path: Path, monkeypatch: py
         waiter.start()
         wait_until(waiter.is_alive, "the second caller runs")
         installed = program(cache / "current/usr/bin", "3.5.30")
-    waiter.join(10)
+    waiter.join(30)
     assert found == [installed]
 
 
