@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,10 @@ from tests.support.etcd import EtcdCluster, run_etcd
 settings.register_profile("akv", deadline=None)
 settings.load_profile("akv")
 
+# Containers often forbid Python to keep what it compiled. The tests start hundreds of programs, and to
+# compile a program's modules anew is a quarter of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts what it puts into the background with SIGINT ignored, and every process of a test would
 # inherit that: interrupts are tests' subjects.
