@@ -49,6 +49,7 @@ class Engine:
         port: int,
         client_socket: str,
         shared_memory_size: int,
+        read_cache_size: int,
         client_regions: int,
         client_regions_size: int,
         cores: list[int],
@@ -95,3 +96,7 @@ def take_events() -> list[
     tuple[Literal["debug", "info", "warning", "error"], str, dict[str, bool | int | float | str]]
 ]:
     """All waiting events as (level, event name, fields), oldest first."""
+
+def read_cache_hits(accesses: list[int], capacity: int) -> int:
+    """How many of these accesses to blocks, by number, a read cache with room for `capacity` equal blocks would
+    answer: the policy of the workers' caches alone, for measuring it (tools/bench_read_cache.py)."""

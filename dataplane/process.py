@@ -48,6 +48,7 @@ def make_engine(config: GatewayConfig) -> Engine:
         port=config.port,
         client_socket=config.client_socket,
         shared_memory_size=config.shared_memory_size,
+        read_cache_size=config.cache_bytes(),
         client_regions=config.client_regions,
         client_regions_size=config.client_regions_size,
         cores=list(config.cores()[:-1]),

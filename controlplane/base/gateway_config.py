@@ -173,6 +173,7 @@ class GatewayConfig(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 5557
     bind_address: _Address = "127.0.0.1"
     shared_memory_size: Annotated[int, Field(ge=2**20, le=2**48)] = 2**30
+    read_cache_size: Annotated[int, Field(ge=0, le=2**48)] | None = None
     client_regions: Annotated[int, Field(ge=0, le=1024)] = 16
     client_regions_size: Annotated[int, Field(ge=0, le=2**48)] = 2**36
     thread_pool_size: Annotated[int, Field(ge=1, le=256)] = 1
@@ -197,6 +198,10 @@ class GatewayConfig(_Strict):
         ):
             return None
         return CredentialFiles(Path(self.cluster_ca), Path(self.cluster_cert), Path(self.cluster_key))
+
+    def cache_bytes(self) -> int:
+        """What hot blocks may take of shared_memory_size while clients leave it: half, unless it is given."""
+        return self.shared_memory_size // 2 if self.read_cache_size is None else self.read_cache_size
 
     def cores(self) -> tuple[int, ...]:
         """The cores of `core_list`: one a worker, the last for Python; empty when nothing is pinned."""
@@ -249,6 +254,11 @@ def _size_problems(config: GatewayConfig) -> list[str]:
         problems.append(
             f"core_list: {config.core_list!r} has {len(cores)} cores, but thread_pool_size "
             f"{config.thread_pool_size} needs {needed} (one a worker and one more); change one of them"
+        )
+    if config.cache_bytes() > config.shared_memory_size:
+        problems.append(
+            f"read_cache_size: {config.read_cache_size} is more than shared_memory_size "
+            f"{config.shared_memory_size}, of which it is a part; make it smaller, or 0 for no cache"
         )
     if config.start_clean and config.shared_storage:
         problems.append(

@@ -247,8 +247,9 @@ inline Bytes hello_body(std::uint64_t arena_bytes, std::string_view name = "defa
 // A worker whose reactor the test turns, with one scripted card and clients on socket pairs.
 class Bench {
  public:
-  explicit Bench(Limits limits = {}, Secrets secrets = {}, std::uint64_t memory = 1U << 20U)
-      : shared(limits, std::move(secrets), memory, 1), worker(0, shared), cards(worker.reactor(), 0) {
+  explicit Bench(Limits limits = {}, Secrets secrets = {}, std::uint64_t memory = 1U << 20U,
+                 std::uint64_t cache = 0)
+      : shared(limits, std::move(secrets), memory, 1, cache), worker(0, shared), cards(worker.reactor(), 0) {
     worker.connect(cards, {&worker});
     route({"C0"});
   }
@@ -369,8 +370,8 @@ class TestClient {
   void hang_up() { socket_.reset(); }
   [[nodiscard]] int fd() const { return socket_.get(); }
 
-  std::optional<Reply> hello(std::uint64_t arena_bytes) {
-    return call(frame(wire::Opcode::hello, hello_body(arena_bytes), 0, 1));
+  std::optional<Reply> hello(std::uint64_t arena_bytes, std::string_view name = "default") {
+    return call(frame(wire::Opcode::hello, hello_body(arena_bytes, name), 0, 1));
   }
 
   Bytes received;

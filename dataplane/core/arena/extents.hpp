@@ -20,6 +20,12 @@ class Extents {
   void give_back(std::uint32_t first, std::uint32_t pages);
 
   [[nodiscard]] std::uint32_t free_pages() const noexcept { return free_pages_; }
+  // Calls `visit` with first page and pages of each free range, in their order.
+  template <typename Visit>
+  void for_each_free(Visit visit) const {
+    for (const auto& [first, pages] : by_place_)
+      visit(first, pages);
+  }
   // Number of free ranges; 1 when everything is free.
   [[nodiscard]] std::size_t free_ranges() const noexcept { return by_place_.size(); }
 

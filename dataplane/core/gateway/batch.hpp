@@ -11,6 +11,7 @@
 #include "arena/region.hpp"
 #include "arena/session_memory.hpp"
 #include "base/clock.hpp"
+#include "gateway/block_name.hpp"
 #include "gateway/payload.hpp"
 #include "gateway/wire.hpp"
 #include "kv/envelope.hpp"
@@ -26,6 +27,7 @@ enum class BatchOp : std::uint8_t { put, get, exists, exists_prefix, remove };
 // What the keys of one session are derived with, and what is known of the values under them.
 struct Keyspace {
   kv::KeyDeriver keys;
+  SpaceId space;
   std::uint32_t namespace_id;
   std::uint32_t max_value;                                    // bytes of the longest block a client may store
   std::shared_ptr<const std::atomic<std::uint32_t>> longest;  // bytes of the longest that clients here named
@@ -46,12 +48,14 @@ struct Entry {
   std::byte* memory{nullptr};             // the payload's place in shared or private memory
   std::uint32_t length{0};                // PUT: of the payload; GET: room for it
   std::uint32_t value_length{0};          // GET: of the stored payload
+  std::uint32_t value_crc{0};             // GET: of the payload that was found
   arena::BlockId block{arena::kNoBlock};  // of the arena; pinned until the batch is drained
   arena::Region* region{nullptr};         // that `memory` is in; one of the batch's
   wire::EntryStatus status{wire::EntryStatus::miss};
   std::uint16_t unreleased{0};  // commands that may still touch `memory`
   bool resolved{false};         // has its status
   bool quarantined{false};      // resolved while commands may still touch the block
+  bool leads{false};            // GET: others may wait for its answer
   std::unique_ptr<SegmentedValue> segments;
 
   // The client can see `memory`, and uses it again after the reply.
@@ -67,6 +71,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   BatchOp op{BatchOp::get};
   std::uint64_t request_id{0};
   std::uint64_t dialog_id{0};
+  std::uint64_t session_id{0};
   std::vector<Entry> entries;
   std::shared_ptr<const Keyspace> keyspace;
   std::shared_ptr<arena::SessionMemory> memory;         // null for inline payloads
@@ -81,14 +86,15 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::atomic<bool> abandoned{false};  // nobody waits for the reply
 
   // The executing worker alone.
-  std::uint32_t next{0};            // first entry that was not begun yet
-  std::uint32_t unresolved{0};      // entries without a status
-  std::uint32_t unanswered{0};      // commands with buffers that the card has not answered
-  std::uint32_t unreleased{0};      // commands that hold buffers; beyond the unanswered ones: the late
-  std::vector<std::uint32_t> more;  // entries with further segments to ask the card for
-  bool waiting{false};              // stands in its lane's line
-  bool settled{false};              // every entry has its status, every command an answer
-  bool finished{false};             // the sink was told
+  std::uint32_t next{0};             // first entry that was not begun yet
+  std::uint32_t unresolved{0};       // entries without a status
+  std::uint32_t unanswered{0};       // commands with buffers that the card has not answered
+  std::uint32_t unreleased{0};       // commands that hold buffers; beyond the unanswered ones: the late
+  std::vector<std::uint32_t> more;   // entries with further segments to ask the card for
+  std::vector<std::uint32_t> again;  // entries that waited for another's answer in vain
+  bool waiting{false};               // stands in its lane's line
+  bool settled{false};               // every entry has its status, every command an answer
+  bool finished{false};              // the sink was told
 
   [[nodiscard]] bool is_inline() const noexcept { return payload != nullptr; }
 };

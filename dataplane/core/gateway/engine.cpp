@@ -25,6 +25,9 @@ EngineConfig checked(EngineConfig config) {
   if (!config.cores.empty() && config.cores.size() != config.workers) {
     throw std::invalid_argument("there must be one core for each worker");
   }
+  if (config.read_cache_size > config.shared_memory_size) {
+    throw std::invalid_argument("read_cache_size must be at most shared_memory_size");
+  }
   if (config.backend != "kv-nvme" && config.backend != "kv-memory") {
     throw std::invalid_argument("storage_backend " + config.backend + " is not in this build");
   }
@@ -84,7 +87,8 @@ bool same(const Plan& left, const Plan& right) {
 
 Engine::Engine(EngineConfig config)
     : config_(checked(std::move(config))),
-      shared_(config_.limits, config_.secrets, config_.shared_memory_size, config_.workers),
+      shared_(config_.limits, config_.secrets, config_.shared_memory_size, config_.workers,
+              config_.read_cache_size),
       tcp_socket_(listen_tcp(config_.bind_address, config_.port)),
       unix_socket_(listen_unix(config_.client_socket)) {
   std::vector<Worker*> peers;

@@ -28,6 +28,7 @@ struct EngineConfig {
   std::uint16_t port{5557};
   std::string client_socket;
   std::uint64_t shared_memory_size{1U << 30U};  // bytes
+  std::uint64_t read_cache_size{0};             // bytes of it for hot blocks, as far as clients leave them
   std::size_t workers{1};
   std::vector<int> cores;  // one a worker; empty: not pinned
   std::chrono::milliseconds io_timeout{5000};

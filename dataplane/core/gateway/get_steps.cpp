@@ -7,17 +7,20 @@ namespace akv::gateway {
 namespace {
 
 // All segments are there: only their CRCs, taken in order, tell whether they belong together.
-void finish_segments(Command& command, Outcomes& outcomes) {
-  const Entry& entry = command.target();
-  const SegmentedValue& value = *entry.segments;
+void finish_segments(Command& command, Outcomes& outcomes, HotBlocks& hot) {
+  Batch& batch = *command.batch;
+  const SegmentedValue& value = *command.target().segments;
+  const auto arrival = hot.arrived(batch, command.entry, value.split.total());
   Crc32c crc;
   for (std::uint16_t i = 0; i < value.split.count(); ++i) {
-    crc.update({entry.memory + value.split.offset(i), value.split.length(i)});
+    crc.update(arrival.bytes.subspan(value.split.offset(i), value.split.length(i)));
     if (crc.value() != value.crcs[i]) {
-      return outcomes.mismatch(*command.batch, command.entry, kv::Mismatch::payload_crc);
+      hot.discard(arrival);
+      return outcomes.mismatch(batch, command.entry, kv::Mismatch::payload_crc);
     }
   }
-  outcomes.hit(*command.batch, command.entry, value.split.total());
+  hot.keep(arrival, batch, command.entry, crc.value());
+  outcomes.hit(batch, command.entry, value.split.total());
 }
 
 void begin_segments(Command& command, const kv::Envelope& first) {
@@ -30,7 +33,7 @@ void begin_segments(Command& command, const kv::Envelope& first) {
   command.batch->more.push_back(command.entry);
 }
 
-void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes) {
+void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes, HotBlocks& hot) {
   Batch& batch = *command.batch;
   const Entry& entry = command.target();
   kv::Envelope envelope;
@@ -45,13 +48,16 @@ void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcome
     return outcomes.fail(batch, command.entry, Why::too_large);
   }
   if (envelope.segment_count > 1) return begin_segments(command, envelope);
-  if (crc32c({entry.memory, envelope.payload_length}) != envelope.payload_crc) {
+  const auto arrival = hot.arrived(batch, command.entry, envelope.payload_length);
+  if (crc32c(arrival.bytes) != envelope.payload_crc) {
+    hot.discard(arrival);
     return outcomes.mismatch(batch, command.entry, kv::Mismatch::payload_crc);
   }
+  hot.keep(arrival, batch, command.entry, envelope.payload_crc);
   outcomes.hit(batch, command.entry, envelope.payload_length);
 }
 
-void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes) {
+void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes, HotBlocks& hot) {
   SegmentedValue& value = *command.target().segments;
   kv::Envelope envelope;
   auto wrong = kv::decode(command.envelope, envelope);
@@ -60,7 +66,7 @@ void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outco
   }
   if (wrong != kv::Mismatch::none) return outcomes.mismatch(*command.batch, command.entry, wrong);
   value.crcs[command.segment] = envelope.payload_crc;
-  if (++value.done == value.split.count() - 1) finish_segments(command, outcomes);
+  if (++value.done == value.split.count() - 1) finish_segments(command, outcomes, hot);
 }
 
 }  // namespace
@@ -84,7 +90,7 @@ bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outc
   return true;
 }
 
-void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes) {
+void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot) {
   if (result.status != card::IoStatus::ok) {
     return outcomes.fail(*command.batch, command.entry, why_of(result.status));
   }
@@ -92,9 +98,9 @@ void conclude_get(Command& command, const card::IoResult& result, Outcomes& outc
     return outcomes.mismatch(*command.batch, command.entry, kv::Mismatch::short_value);
   }
   if (command.segment == 0) {
-    first_arrived(command, result.value_size, outcomes);
+    first_arrived(command, result.value_size, outcomes, hot);
   } else {
-    segment_arrived(command, result.value_size, outcomes);
+    segment_arrived(command, result.value_size, outcomes, hot);
   }
 }
 

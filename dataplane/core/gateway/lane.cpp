@@ -3,12 +3,30 @@
 #include <utility>
 
 namespace akv::gateway {
+namespace {
+
+// What is charged to a session for each command, and for each answer that needs none, besides their bytes.
+constexpr std::int64_t kCommandCost = 4096;
+constexpr std::int64_t kLocalCost = 64;
+// Of the latter at most so much in a row before other sockets are looked at.
+constexpr std::int64_t kLocalWork = std::int64_t{1} << 20U;
+
+bool writes(const Command& command) noexcept {
+  return command.op == card::IoOp::store || command.op == card::IoOp::remove;
+}
+
+}  // namespace
 
 Lane::Lane(const LaneContext& context, std::string serial)
     : context_(context),
       serial_(std::move(serial)),
       outcomes_(context.counters),
+      hot_(context.cache, context.names, outcomes_, context.lane),
       after_(context.reactor, [this] { turn(); }) {}
+
+Lane::~Lane() {
+  context_.reactor.cancel(later_);
+}
 
 void Lane::submit(std::shared_ptr<Batch> batch) {
   line_up(std::move(batch));
@@ -17,25 +35,44 @@ void Lane::submit(std::shared_ptr<Batch> batch) {
 
 void Lane::line_up(std::shared_ptr<Batch> batch) {
   if (std::exchange(batch->waiting, true)) return;
-  waiting_.push_back(std::move(batch));
+  turns_.add(std::move(batch));
 }
 
 // Runs after each event that brought batches or answers: asks the card for more, then tells what is done.
 void Lane::turn() {
   pump();
-  while (outcomes_.any_done()) {
-    for (const auto& batch : outcomes_.take_done())
-      report(batch);
+  while (outcomes_.any_landed() || outcomes_.any_done())
+    settle();
+}
+
+void Lane::settle() {
+  hot_.land();
+  for (auto& batch : hot_.take_again()) {
+    line_up(std::move(batch));
+    after_.request();
   }
+  for (const auto& batch : outcomes_.take_done())
+    report(batch);
 }
 
 void Lane::pump() {
   card::IoQueue* const queue = context_.cards.queue(context_.worker, serial_);
   if (queue == nullptr || !queue->ready()) return fail_all(Why::disconnected);
   if (!retry_refused(*queue)) return;
-  while (!waiting_.empty() && has_room()) {
-    if (!issue_next(*queue)) return;
+  std::int64_t local_work = 0;
+  while (!turns_.empty() && has_room()) {
+    if (local_work > kLocalWork) return go_on_later();
+    if (!serve(*queue, local_work)) return;
   }
+}
+
+// Lets the reactor's other events have their turn first.
+void Lane::go_on_later() {
+  if (later_ != 0) return;
+  later_ = context_.reactor.call_after(std::chrono::nanoseconds(0), [this] {
+    later_ = 0;
+    turn();
+  });
 }
 
 // False when the card's queue is still full.
@@ -52,21 +89,44 @@ bool Lane::has_room() const noexcept {
   return inflight_ < context_.limits.card_commands && inflight_bytes_ < context_.limits.card_bytes;
 }
 
-// One command for the batch whose turn it is; false when the card's queue is full.
-bool Lane::issue_next(card::IoQueue& queue) {
-  auto batch = std::move(waiting_.front());
-  waiting_.pop_front();
+// One entry, or one command, of the batch whose turn it is; false when the card's queue is full.
+bool Lane::serve(card::IoQueue& queue, std::int64_t& local_work) {
+  const std::shared_ptr<Batch> batch = turns_.current();
   if (batch->abandoned.load(std::memory_order_relaxed)) outcomes_.fail_rest(*batch, Why::unneeded);
   const auto work = next_work(*batch);
   if (!work) {
     batch->waiting = false;
+    turns_.retire();
     return true;
   }
-  waiting_.push_back(batch);
-  Command& command = acquire(std::move(batch), *work);
-  if (prepare(command, queue.max_value_bytes(), outcomes_)) return send(queue, command);
+  if (serve_here(*batch, *work)) {
+    const std::int64_t cost = kLocalCost + static_cast<std::int64_t>(hot_.take_copied());
+    local_work += cost;
+    turns_.charge(cost);
+    return true;
+  }
+  Command& command = acquire(batch, *work);
+  const bool ready = prepare(command, queue.max_value_bytes(), outcomes_);
+  turns_.charge(kCommandCost + (ready ? static_cast<std::int64_t>(command.bytes()) : 0));
+  if (ready) return send(queue, command);
   recycle(command);
   return true;
+}
+
+// What needs no command: it is known here, or another command brings it.
+bool Lane::serve_here(Batch& batch, const Work& work) {
+  if (work.segment != 0) return false;
+  switch (batch.op) {
+    case BatchOp::get:
+      return hot_.settle_get(batch, work.entry);
+    case BatchOp::exists:
+    case BatchOp::exists_prefix:
+      return hot_.settle_exists(batch, work.entry);
+    case BatchOp::put:
+    case BatchOp::remove:
+      break;
+  }
+  return false;
 }
 
 bool Lane::send(card::IoQueue& queue, Command& command) {
@@ -76,6 +136,7 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
   }
   ++inflight_;
   inflight_bytes_ += command.bytes();
+  if (writes(command)) hot_.begin_write(*command.batch, command.entry);
   if (command.data.empty()) return true;
   ++command.batch->unanswered;
   ++command.batch->unreleased;
@@ -85,7 +146,7 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
 
 void Lane::completed(Command& command, const card::IoResult& result) noexcept {
   if (!command.data.empty()) --command.batch->unanswered;
-  conclude(command, result, outcomes_);
+  conclude(command, result, outcomes_, hot_);
   outcomes_.settle(*command.batch);
   if (!command.batch->more.empty()) line_up(command.batch);
   after_.request();
@@ -94,6 +155,7 @@ void Lane::completed(Command& command, const card::IoResult& result) noexcept {
 void Lane::released(Command& command) noexcept {
   --inflight_;
   inflight_bytes_ -= command.bytes();
+  if (writes(command)) hot_.end_write(*command.batch, command.entry);
   if (!command.data.empty()) let_go(command);
   recycle(command);
   after_.request();
@@ -124,7 +186,7 @@ void Lane::report(const std::shared_ptr<Batch>& batch) {
 void Lane::tick() {
   const TimePoint now = context_.reactor.now();
   if (refused_ != nullptr && refused_->batch->deadline < now) fail_refused(Why::deadline);
-  for (const auto& batch : waiting_) {
+  for (const auto& batch : turns_.all()) {
     if (batch->deadline < now) outcomes_.fail_rest(*batch, Why::deadline);
   }
   turn();
@@ -132,7 +194,9 @@ void Lane::tick() {
 
 void Lane::fail_all(Why why) {
   fail_refused(why);
-  for (const auto& batch : std::exchange(waiting_, {})) {
+  const auto waiting = turns_.all();
+  turns_.clear();
+  for (const auto& batch : waiting) {
     batch->waiting = false;
     outcomes_.fail_rest(*batch, why);
   }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,9 +11,11 @@
 #include "card/card_set.hpp"
 #include "gateway/batch.hpp"
 #include "gateway/command.hpp"
+#include "gateway/hot_blocks.hpp"
 #include "gateway/limits.hpp"
 #include "gateway/outcomes.hpp"
 #include "gateway/steps.hpp"
+#include "gateway/turns.hpp"
 
 namespace akv::gateway {
 
@@ -38,12 +39,18 @@ struct LaneContext {
   Counters& counters;
   const Limits& limits;
   BatchSink& sink;
+  ReadCache& cache;
+  Names& names;
+  std::uint64_t lane;  // a number that no other lane of the worker has or had
 };
 
-// Batches take turns, one command each, so that a large one does not hold up the small.
+// Sessions take turns, and in a session its batches, so that large ones do not hold up the small.
 class Lane final : public CommandOwner {
  public:
   Lane(const LaneContext& context, std::string serial);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
 
   // Takes the batch; `unresolved` counts its entries without a status, at least one.
   void submit(std::shared_ptr<Batch> batch);
@@ -51,7 +58,7 @@ class Lane final : public CommandOwner {
   void tick();
   // Nothing waits and no command holds buffers. A lane must be idle when it is destroyed.
   [[nodiscard]] bool idle() const noexcept {
-    return waiting_.empty() && refused_ == nullptr && inflight_ == 0 && !outcomes_.any_done();
+    return turns_.empty() && refused_ == nullptr && inflight_ == 0 && !outcomes_.any_done();
   }
 
   // The card's answers.
@@ -61,7 +68,10 @@ class Lane final : public CommandOwner {
  private:
   void turn();
   void pump();
-  [[nodiscard]] bool issue_next(card::IoQueue& queue);
+  void settle();
+  [[nodiscard]] bool serve(card::IoQueue& queue, std::int64_t& local_work);
+  [[nodiscard]] bool serve_here(Batch& batch, const Work& work);
+  void go_on_later();
   [[nodiscard]] bool send(card::IoQueue& queue, Command& command);
   [[nodiscard]] bool retry_refused(card::IoQueue& queue);
   [[nodiscard]] bool has_room() const noexcept;
@@ -76,13 +86,15 @@ class Lane final : public CommandOwner {
   LaneContext context_;
   std::string serial_;
   Outcomes outcomes_;
-  std::deque<std::shared_ptr<Batch>> waiting_;
+  HotBlocks hot_;
+  Turns turns_;
   std::vector<std::unique_ptr<Command>> commands_;  // all that were ever needed at once
   std::vector<Command*> unused_;
   Command* refused_{nullptr};  // prepared, but the card's queue was full
   std::uint32_t inflight_{0};  // commands not yet released
   std::uint64_t inflight_bytes_{0};
   AfterEvent after_;
+  TimerId later_{0};
 };
 
 }  // namespace akv::gateway

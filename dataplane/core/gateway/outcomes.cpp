@@ -130,14 +130,19 @@ void Outcomes::fail(Batch& batch, std::uint32_t index, Why why) {
   }
 }
 
-void Outcomes::fail_behind(Batch& batch, std::uint32_t first, Why why) {
+void Outcomes::fail_listed(Batch& batch, std::vector<std::uint32_t>& list, std::uint32_t first, Why why) {
   // Not std::ranges: Clang 14 can't read this library's subranges.
   const auto unneeded =
-      std::partition(batch.more.begin(), batch.more.end(), [first](std::uint32_t i) { return i < first; });
-  for (auto index = unneeded; index != batch.more.end(); ++index) {
+      std::partition(list.begin(), list.end(), [first](std::uint32_t i) { return i < first; });
+  for (auto index = unneeded; index != list.end(); ++index) {
     if (!batch.entries[*index].resolved) fail(batch, *index, why);
   }
-  batch.more.erase(unneeded, batch.more.end());
+  list.erase(unneeded, list.end());
+}
+
+void Outcomes::fail_behind(Batch& batch, std::uint32_t first, Why why) {
+  fail_listed(batch, batch.more, first, why);
+  fail_listed(batch, batch.again, first, why);
   // Entries are begun in their order, so those that were not lie behind any that was.
   const auto size = static_cast<std::uint32_t>(batch.entries.size());
   for (std::uint32_t index = std::exchange(batch.next, size); index < size; ++index) {
@@ -145,9 +150,11 @@ void Outcomes::fail_behind(Batch& batch, std::uint32_t first, Why why) {
   }
 }
 
-void Outcomes::resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status) {
-  batch.entries[index].status = status;
-  batch.entries[index].resolved = true;
+void Outcomes::resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status, Counter reason) {
+  Entry& entry = batch.entries[index];
+  entry.status = status;
+  entry.resolved = true;
+  if (entry.leads) landed_.push_back({batch.shared_from_this(), index, reason});
   --batch.unresolved;
   settle(batch);
 }
@@ -161,7 +168,7 @@ void Outcomes::settle(Batch& batch) {
 void Outcomes::miss(Batch& batch, std::uint32_t index, Counter reason) {
   counters_.add(Counter::misses);
   counters_.add(reason);
-  resolve(batch, index, wire::EntryStatus::miss);
+  resolve(batch, index, wire::EntryStatus::miss, reason);
 }
 
 void Outcomes::lose(Batch& batch, std::uint32_t index, Why why) {

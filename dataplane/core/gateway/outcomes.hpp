@@ -29,6 +29,13 @@ enum class Why : std::uint8_t {
 
 [[nodiscard]] Why why_of(card::IoStatus status) noexcept;
 
+// An entry that others wait for has its status; `reason` is that of a miss.
+struct Landed {
+  std::shared_ptr<Batch> batch;
+  std::uint32_t index{0};
+  Counter reason{Counter::miss_not_found};
+};
+
 class Outcomes {
  public:
   explicit Outcomes(Counters& counters) noexcept : counters_(counters) {}
@@ -37,6 +44,7 @@ class Outcomes {
   void hit(Batch& batch, std::uint32_t index, std::uint32_t length);
   void too_small(Batch& batch, std::uint32_t index, std::uint32_t length);
   void mismatch(Batch& batch, std::uint32_t index, kv::Mismatch what);
+  void miss(Batch& batch, std::uint32_t index, Counter reason);
   void present(Batch& batch, std::uint32_t index);
   void absent(Batch& batch, std::uint32_t index);
   void removed(Batch& batch, std::uint32_t index);
@@ -54,14 +62,19 @@ class Outcomes {
   // nothing touches their memory.
   [[nodiscard]] std::vector<std::shared_ptr<Batch>> take_done() { return std::exchange(done_, {}); }
   [[nodiscard]] bool any_done() const noexcept { return !done_.empty(); }
+  // The entries with `leads` that have their status since the last call.
+  [[nodiscard]] std::vector<Landed> take_landed() { return std::exchange(landed_, {}); }
+  [[nodiscard]] bool any_landed() const noexcept { return !landed_.empty(); }
 
  private:
-  void resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status);
-  void miss(Batch& batch, std::uint32_t index, Counter reason);
+  void resolve(Batch& batch, std::uint32_t index, wire::EntryStatus status,
+               Counter reason = Counter::miss_not_found);
   void lose(Batch& batch, std::uint32_t index, Why why);
+  void fail_listed(Batch& batch, std::vector<std::uint32_t>& list, std::uint32_t first, Why why);
 
   Counters& counters_;
   std::vector<std::shared_ptr<Batch>> done_;
+  std::vector<Landed> landed_;
 };
 
 }  // namespace akv::gateway

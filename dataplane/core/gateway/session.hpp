@@ -35,6 +35,8 @@ class SessionHost {
   virtual void execute(std::shared_ptr<Batch> batch) = 0;
   // The session is over and may be destroyed after the current event.
   virtual void ended(Session& session) noexcept = 0;
+  // A session got memory that read caches may have to give up.
+  virtual void memory_taken() = 0;
   // Of the plan that is served.
   [[nodiscard]] virtual std::uint32_t num_dbs() const noexcept = 0;
 

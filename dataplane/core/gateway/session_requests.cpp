@@ -127,6 +127,7 @@ void Session::grant_memory(const wire::Hello& hello) {
   const std::uint64_t wanted = (most + arena::kPageBytes - 1) / arena::kPageBytes * arena::kPageBytes;
   auto reservation = context_.shared.arena->take_up_to(wanted, arena::kPageBytes);
   if (!reservation) return;
+  context_.host.memory_taken();
   try {
     memory_ = std::make_shared<arena::SessionMemory>(std::move(reservation), context_.shared.leased);
   } catch (const std::system_error& failure) {
@@ -228,8 +229,11 @@ bool Session::admit(const Frame& frame) {
 std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   const std::uint32_t num_dbs = context_.host.num_dbs();
   if (keyspace_ == nullptr || keyspace_dbs_ != num_dbs) {
+    kv::KeyDeriver keys(name_space_, secret_, num_dbs);
+    const SpaceId space = keys.value_key({});
     keyspace_ =
-        std::make_shared<const Keyspace>(Keyspace{.keys = kv::KeyDeriver(name_space_, secret_, num_dbs),
+        std::make_shared<const Keyspace>(Keyspace{.keys = std::move(keys),
+                                                  .space = space,
                                                   .namespace_id = kv::namespace_id(name_space_),
                                                   .max_value = limits().max_value,
                                                   .longest = longest_});
@@ -239,6 +243,7 @@ std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   batch->op = op;
   batch->request_id = frame.header.request_id;
   batch->dialog_id = frame.header.dialog_id;
+  batch->session_id = id_;
   batch->entries.resize(frame.header.count);
   batch->unresolved = frame.header.count;
   batch->keyspace = keyspace_;

@@ -12,18 +12,25 @@
 #include "gateway/block_lengths.hpp"
 #include "gateway/counters.hpp"
 #include "gateway/handshake.hpp"
+#include "gateway/hot_blocks.hpp"
 #include "gateway/limits.hpp"
 
 namespace akv::gateway {
 
 struct SharedState {
-  SharedState(Limits with, Secrets names, std::uint64_t memory_bytes, std::size_t workers)
+  // `cache_bytes`: what the workers' read caches may take of `memory_bytes` while sessions leave it.
+  SharedState(Limits with, Secrets known, std::uint64_t memory_bytes, std::size_t workers,
+              std::uint64_t cache_bytes = 0)
       : limits(with),
-        secrets(std::move(names)),
+        secrets(std::move(known)),
         arena(arena::Budget::make(memory_bytes)),
         inline_memory(arena::Budget::make(with.inline_bytes)),
         regions(arena::Budget::make(with.region_bytes)),
         leased(std::make_shared<std::atomic<std::uint64_t>>(0)),
+        cache{.limit = cache_bytes / workers / arena::kPageBytes * arena::kPageBytes,
+              .workers = workers,
+              .arena = arena,
+              .held = std::make_shared<std::atomic<std::uint64_t>>(0)},
         counters(workers) {}
 
   const Limits limits;
@@ -32,7 +39,9 @@ struct SharedState {
   const std::shared_ptr<arena::Budget> inline_memory;  // of frames and inline blocks
   const std::shared_ptr<arena::Budget> regions;        // of the memory that clients registered
   const arena::LeasedTotal leased;
+  const CacheShare cache;  // of each worker
   BlockLengths lengths;
+  Names names;
   std::vector<Counters> counters;  // by worker
   std::atomic<std::uint64_t> sessions{0};
   std::atomic<std::uint64_t> next_session{1};

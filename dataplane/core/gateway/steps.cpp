@@ -25,6 +25,11 @@ std::optional<Work> next_segment(Batch& batch) {
 
 std::optional<Work> next_work(Batch& batch) {
   if (const auto segment = next_segment(batch)) return segment;
+  while (!batch.again.empty()) {
+    const std::uint32_t index = batch.again.back();
+    batch.again.pop_back();
+    if (!batch.entries[index].resolved) return Work{index, 0};
+  }
   while (batch.next < batch.entries.size()) {
     const std::uint32_t index = batch.next++;
     if (!batch.entries[index].resolved) return Work{index, 0};
@@ -62,13 +67,13 @@ bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes
   return false;
 }
 
-void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes) {
+void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot) {
   if (command.target().resolved) return;  // another segment failed before
   switch (command.batch->op) {
     case BatchOp::put:
       return conclude_put(command, result, outcomes);
     case BatchOp::get:
-      return conclude_get(command, result, outcomes);
+      return conclude_get(command, result, outcomes, hot);
     case BatchOp::exists:
     case BatchOp::exists_prefix:
       return conclude_exists(command, result, outcomes);

@@ -7,6 +7,7 @@
 #include "card/io.hpp"
 #include "gateway/batch.hpp"
 #include "gateway/command.hpp"
+#include "gateway/hot_blocks.hpp"
 #include "gateway/outcomes.hpp"
 
 namespace akv::gateway {
@@ -24,13 +25,13 @@ struct Work {
 [[nodiscard]] bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 
 // Takes the card's answer: gives the entry its status, or adds it to batch.more.
-void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes);
+void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot);
 
 // Of single operations, for steps.cpp.
 [[nodiscard]] bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 void conclude_put(Command& command, const card::IoResult& result, Outcomes& outcomes);
 [[nodiscard]] bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
-void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes);
+void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot);
 void prepare_exists(Command& command, std::uint32_t max_value_bytes);
 void conclude_exists(Command& command, const card::IoResult& result, Outcomes& outcomes);
 void prepare_remove(Command& command, std::uint32_t max_value_bytes);

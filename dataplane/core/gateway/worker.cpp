@@ -34,7 +34,10 @@ void Worker::Courier::push() {
 }
 
 Worker::Worker(std::size_t index, SharedState& shared)
-    : index_(index), shared_(shared), bury_(reactor_, [this] { ended_.clear(); }) {}
+    : index_(index),
+      shared_(shared),
+      cache_(shared.cache, shared.counters[index]),
+      bury_(reactor_, [this] { ended_.clear(); }) {}
 
 Worker::~Worker() {
   close_sessions();
@@ -72,6 +75,16 @@ void Worker::ended(Session& session) noexcept {
   }
   sessions_.pop_back();
   bury_.request();
+}
+
+void Worker::memory_taken() {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (i == index_) {
+      cache_.trim();
+    } else {
+      couriers_[i]->send([peer = peers_[i]] { peer->cache_.trim(); });
+    }
+  }
 }
 
 void Worker::set_routing(std::shared_ptr<const Routing> routing) {
@@ -143,7 +156,10 @@ void Worker::run_on_lane(std::shared_ptr<Batch> batch, const std::string& serial
                               .worker = index_,
                               .counters = shared_.counters[index_],
                               .limits = shared_.limits,
-                              .sink = *this};
+                              .sink = *this,
+                              .cache = cache_,
+                              .names = shared_.names,
+                              .lane = ++lanes_made_};
     lane = std::make_unique<Lane>(context, serial);
   }
   lane->submit(std::move(batch));

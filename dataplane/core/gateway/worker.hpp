@@ -61,6 +61,7 @@ class Worker final : private SessionHost, private BatchSink {
 
   void execute(std::shared_ptr<Batch> batch) override;
   void ended(Session& session) noexcept override;
+  void memory_taken() override;
   [[nodiscard]] std::uint32_t num_dbs() const noexcept override { return routing_->num_dbs; }
   void finished(const std::shared_ptr<Batch>& batch) noexcept override;
   void drained(const std::shared_ptr<Batch>& batch) noexcept override;
@@ -82,6 +83,8 @@ class Worker final : private SessionHost, private BatchSink {
   std::vector<Worker*> peers_;
   std::vector<std::unique_ptr<Courier>> couriers_;  // by worker
   std::shared_ptr<const Routing> routing_{std::make_shared<Routing>()};
+  ReadCache cache_;
+  std::uint64_t lanes_made_{0};
   std::map<std::string, std::unique_ptr<Lane>, std::less<>> lanes_;  // by serial
   std::vector<std::unique_ptr<Session>> sessions_;
   std::vector<std::unique_ptr<Session>> ended_;

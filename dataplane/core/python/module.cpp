@@ -10,10 +10,12 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "arena/s3_fifo.hpp"
 #include "base/events.hpp"
 #include "gateway/engine.hpp"
 
@@ -67,16 +69,18 @@ gateway::SlotPlan to_slot(Slot&& from) {
 
 void make_engine(Engine* self, const std::string& backend, const std::string& bind_address,
                  std::uint16_t port, const std::string& client_socket, std::uint64_t shared_memory_size,
-                 std::uint32_t client_regions, std::uint64_t client_regions_size,
-                 const std::vector<int>& cores, std::size_t workers, std::uint32_t io_timeout_ms,
-                 std::uint32_t io_timeout_strikes, const std::string& digests, const nb::dict& secrets,
-                 const std::string& host_nqn, const std::string& host_uuid, bool busy_poll) {
+                 std::uint64_t read_cache_size, std::uint32_t client_regions,
+                 std::uint64_t client_regions_size, const std::vector<int>& cores, std::size_t workers,
+                 std::uint32_t io_timeout_ms, std::uint32_t io_timeout_strikes, const std::string& digests,
+                 const nb::dict& secrets, const std::string& host_nqn, const std::string& host_uuid,
+                 bool busy_poll) {
   EngineConfig config;
   config.backend = backend;
   config.bind_address = bind_address;
   config.port = port;
   config.client_socket = client_socket;
   config.shared_memory_size = shared_memory_size;
+  config.read_cache_size = read_cache_size;
   config.limits.max_regions = client_regions;
   config.limits.region_bytes = client_regions_size;
   config.workers = workers;
@@ -151,6 +155,34 @@ int capture_events() {
   return queue->fd();
 }
 
+// How many of the accesses a read cache of `capacity` equal blocks would answer.
+std::uint64_t read_cache_hits(const std::vector<std::uint64_t>& accesses, std::uint64_t capacity) {
+  if (capacity == 0) return 0;
+  arena::S3Fifo policy(capacity);
+  std::unordered_map<std::uint64_t, arena::S3Fifo::Slot> in;
+  std::vector<std::uint64_t> owner;
+  std::uint64_t hits = 0;
+  for (const std::uint64_t block : accesses) {
+    const auto found = in.find(block);
+    if (found != in.end()) {
+      policy.hit(found->second);
+      ++hits;
+      continue;
+    }
+    auto slot = static_cast<arena::S3Fifo::Slot>(owner.size());
+    if (policy.used() == capacity) {
+      slot = *policy.evict();
+      in.erase(owner[slot]);
+    } else {
+      owner.emplace_back();
+    }
+    policy.insert(slot, block, 1);
+    owner[slot] = block;
+    in.emplace(block, slot);
+  }
+  return hits;
+}
+
 template <typename Member>
 auto card_field(Member card::CardSnapshot::* member) {
   return [member](const CardView& view) { return view.card.*member; };
@@ -175,9 +207,9 @@ void bind_card(nb::module_& module) {
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def("__init__", &make_engine, nb::kw_only(), "backend"_a, "bind_address"_a, "port"_a,
-           "client_socket"_a, "shared_memory_size"_a, "client_regions"_a, "client_regions_size"_a, "cores"_a,
-           "workers"_a, "io_timeout_ms"_a, "io_timeout_strikes"_a, "digests"_a, "secrets"_a, "host_nqn"_a,
-           "host_uuid"_a, "busy_poll"_a)
+           "client_socket"_a, "shared_memory_size"_a, "read_cache_size"_a, "client_regions"_a,
+           "client_regions_size"_a, "cores"_a, "workers"_a, "io_timeout_ms"_a, "io_timeout_strikes"_a,
+           "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
       .def("start", &Engine::start, nb::call_guard<nb::gil_scoped_release>())
       .def("apply_plan", &apply_plan, nb::kw_only(), "cluster_uuid"_a, "sequence"_a, "num_dbs"_a,
            "fingerprint"_a, "slots"_a)
@@ -194,6 +226,7 @@ NB_MODULE(_native, module) {
   bind_card(module);
   bind_engine(module);
   module.def("capture_events", &capture_events);
+  module.def("read_cache_hits", &read_cache_hits, "accesses"_a, "capacity"_a);
   module.def("take_events", [] { return take_events(*installed_queue()); });
 }
 

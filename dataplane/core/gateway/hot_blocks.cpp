@@ -1,0 +1,122 @@
+#include "gateway/hot_blocks.hpp"
+
+#include <cstring>
+
+#include "base/crc32c.hpp"
+
+namespace akv::gateway {
+
+BlockName HotBlocks::name_of(const Batch& batch, std::uint32_t index) const noexcept {
+  const kv::EngineKey& key = batch.entries[index].key;
+  return {.key = key, .space = batch.keyspace->space, .lane = lane_, .hash = names_.hasher(key)};
+}
+
+bool HotBlocks::settle_get(Batch& batch, std::uint32_t index) {
+  const BlockName name = name_of(batch, index);
+  const auto generation = names_.generations.stable(name.hash);
+  if (!generation) return false;
+  if (const auto slot = cache_.find(name, *generation)) {
+    cache_.used(*slot);
+    outcomes_.counters().add(Counter::cache_hits);
+    give(batch, index, cache_.bytes(*slot));
+    return true;
+  }
+  switch (flights_.join(name, *generation, {batch.shared_from_this(), index})) {
+    case Flights::Part::leads:
+      batch.entries[index].leads = true;
+      return false;
+    case Flights::Part::follows:
+      return true;
+    case Flights::Part::alone:
+      break;
+  }
+  return false;
+}
+
+bool HotBlocks::settle_exists(Batch& batch, std::uint32_t index) {
+  const BlockName name = name_of(batch, index);
+  const auto generation = names_.generations.stable(name.hash);
+  if (!generation || !cache_.find(name, *generation)) return false;
+  outcomes_.counters().add(Counter::exists_cached);
+  outcomes_.present(batch, index);
+  return true;
+}
+
+// The whole of a block to an entry that has room for it.
+void HotBlocks::give(Batch& batch, std::uint32_t index, std::span<const std::byte> from) {
+  const Entry& entry = batch.entries[index];
+  const auto length = static_cast<std::uint32_t>(from.size());
+  if (length > entry.length) return outcomes_.too_small(batch, index, length);
+  std::memcpy(entry.memory, from.data(), length);
+  copied_ += length;
+  if (entry.is_lost()) return outcomes_.fail(batch, index, Why::memory_lost);
+  outcomes_.hit(batch, index, length);
+}
+
+HotBlocks::Arrival HotBlocks::arrived(const Batch& batch, std::uint32_t index, std::uint32_t length) {
+  const Entry& entry = batch.entries[index];
+  const std::span<const std::byte> own{entry.memory, length};
+  if (!entry.leads) return {own, std::nullopt};
+  const BlockName name = name_of(batch, index);
+  if (names_.generations.stable(name.hash) != flights_.generation(name)) return {own, std::nullopt};
+  const auto slot = cache_.reserve(length);
+  if (!slot) return {own, std::nullopt};
+  std::memcpy(cache_.room(*slot).data(), entry.memory, length);
+  return {cache_.bytes(*slot), slot};
+}
+
+void HotBlocks::keep(const Arrival& arrival, Batch& batch, std::uint32_t index, std::uint32_t crc) {
+  batch.entries[index].value_crc = crc;
+  if (!arrival.slot) return;
+  const BlockName name = name_of(batch, index);
+  cache_.commit(*arrival.slot, name, flights_.generation(name));
+}
+
+void HotBlocks::discard(const Arrival& arrival) {
+  if (arrival.slot) cache_.cancel(*arrival.slot);
+}
+
+void HotBlocks::land() {
+  for (const Landed& landed : outcomes_.take_landed()) {
+    Entry& leader = landed.batch->entries[landed.index];
+    leader.leads = false;
+    const Flight flight = flights_.land(names_.hasher(leader.key));
+    for (const EntryRef& waiting : flight.waiting)
+      share(waiting, leader, landed.reason);
+  }
+}
+
+void HotBlocks::share(const EntryRef& waiting, const Entry& leader, Counter reason) {
+  Batch& batch = *waiting.batch;
+  const Entry& entry = batch.entries[waiting.index];
+  if (leader.status == wire::EntryStatus::ok || leader.status == wire::EntryStatus::too_small) {
+    if (leader.value_length > entry.length) {
+      return outcomes_.too_small(batch, waiting.index, leader.value_length);
+    }
+    if (leader.status == wire::EntryStatus::too_small) return ask_again(waiting);
+    // The leader's client can write to its memory at any time: only the copy counts.
+    std::memcpy(entry.memory, leader.memory, leader.value_length);
+    if (crc32c({entry.memory, leader.value_length}) != leader.value_crc) return ask_again(waiting);
+    copied_ += leader.value_length;
+    if (entry.is_lost()) return outcomes_.fail(batch, waiting.index, Why::memory_lost);
+    outcomes_.counters().add(Counter::gets_shared);
+    return outcomes_.hit(batch, waiting.index, leader.value_length);
+  }
+  outcomes_.counters().add(Counter::gets_shared);
+  outcomes_.miss(batch, waiting.index, reason);
+}
+
+void HotBlocks::ask_again(const EntryRef& entry) {
+  entry.batch->again.push_back(entry.index);
+  again_.push_back(entry.batch);
+}
+
+void HotBlocks::begin_write(const Batch& batch, std::uint32_t index) noexcept {
+  names_.generations.begin_write(names_.hasher(batch.entries[index].key));
+}
+
+void HotBlocks::end_write(const Batch& batch, std::uint32_t index) noexcept {
+  names_.generations.end_write(names_.hasher(batch.entries[index].key));
+}
+
+}  // namespace akv::gateway

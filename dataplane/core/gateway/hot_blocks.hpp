@@ -1,0 +1,75 @@
+// What one lane can answer without its card: from the worker's read cache, or by another GET's answer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "gateway/batch.hpp"
+#include "gateway/flights.hpp"
+#include "gateway/generations.hpp"
+#include "gateway/outcomes.hpp"
+#include "gateway/read_cache.hpp"
+
+namespace akv::gateway {
+
+// What the workers of an engine share about names.
+struct Names {
+  KeyHasher hasher;
+  Generations generations;
+};
+
+class HotBlocks {
+ public:
+  // `lane` is a number that no other lane of the worker has or had.
+  HotBlocks(ReadCache& cache, Names& names, Outcomes& outcomes, std::uint64_t lane) noexcept
+      : cache_(cache), names_(names), outcomes_(outcomes), lane_(lane) {}
+
+  // Before the card is asked for a GET's entry. True: it needs no command, because it has its status now or
+  // will get that of another entry.
+  [[nodiscard]] bool settle_get(Batch& batch, std::uint32_t index);
+  // EXISTS: true when the block is in the cache, so that a GET would find it. The entry has its status then.
+  [[nodiscard]] bool settle_exists(Batch& batch, std::uint32_t index);
+
+  // The bytes to verify of a block that arrived: a copy on its way into the cache, which the entry's client
+  // can't write, or else the entry's own memory.
+  struct Arrival {
+    std::span<const std::byte> bytes;
+    std::optional<ReadCache::Slot> slot;
+  };
+  [[nodiscard]] Arrival arrived(const Batch& batch, std::uint32_t index, std::uint32_t length);
+  // It was verified; `crc` is that of the whole block.
+  void keep(const Arrival& arrival, Batch& batch, std::uint32_t index, std::uint32_t crc);
+  void discard(const Arrival& arrival);
+
+  // Answers those who waited for entries that have their status now.
+  void land();
+  // Batches with entries that must ask the card themselves after all.
+  [[nodiscard]] std::vector<std::shared_ptr<Batch>> take_again() { return std::exchange(again_, {}); }
+
+  // A command that may change the value is handed to the card; the card can't act on it any more.
+  void begin_write(const Batch& batch, std::uint32_t index) noexcept;
+  void end_write(const Batch& batch, std::uint32_t index) noexcept;
+
+  // Bytes that were copied to clients since the last call.
+  [[nodiscard]] std::uint64_t take_copied() noexcept { return std::exchange(copied_, 0); }
+
+ private:
+  [[nodiscard]] BlockName name_of(const Batch& batch, std::uint32_t index) const noexcept;
+  void give(Batch& batch, std::uint32_t index, std::span<const std::byte> from);
+  void share(const EntryRef& waiting, const Entry& leader, Counter reason);
+  void ask_again(const EntryRef& entry);
+
+  ReadCache& cache_;
+  Names& names_;
+  Outcomes& outcomes_;
+  std::uint64_t lane_;
+  Flights flights_;
+  std::vector<std::shared_ptr<Batch>> again_;
+  std::uint64_t copied_{0};
+};
+
+}  // namespace akv::gateway

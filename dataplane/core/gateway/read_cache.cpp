@@ -1,0 +1,154 @@
+#include "gateway/read_cache.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "arena/leases.hpp"
+
+namespace akv::gateway {
+namespace {
+
+using arena::kPageBytes;
+
+constexpr std::uint64_t kLargestShare = 8;  // a block takes at most one part in so many
+constexpr int kMostEvictions = 256;         // for one block, so that an event ends
+constexpr std::size_t kFewestBuckets = 64;
+
+}  // namespace
+
+ReadCache::ReadCache(CacheShare share, Counters& counters)
+    : share_(std::move(share)),
+      counters_(counters),
+      memory_(share_.limit),
+      policy_(memory_.pages()),
+      buckets_(kFewestBuckets, kNone) {}
+
+ReadCache::~ReadCache() {
+  share_.held->fetch_sub(used_pages_ * kPageBytes, std::memory_order_relaxed);
+}
+
+std::optional<ReadCache::Slot> ReadCache::search(const BlockName& name) noexcept {
+  for (Slot slot = bucket(name); slot != kNone; slot = blocks_[slot].next) {
+    if (blocks_[slot].name == name) return slot;
+  }
+  return std::nullopt;
+}
+
+std::optional<ReadCache::Slot> ReadCache::find(const BlockName& name, std::uint64_t generation) {
+  const auto slot = search(name);
+  if (!slot || blocks_[*slot].generation == generation) return slot;
+  counters_.add(Counter::cache_stale);
+  drop(*slot);
+  return std::nullopt;
+}
+
+std::span<const std::byte> ReadCache::bytes(Slot slot) const noexcept {
+  return memory_.bytes(blocks_[slot].first_page, blocks_[slot].length);
+}
+
+std::span<std::byte> ReadCache::room(Slot slot) noexcept {
+  return memory_.bytes(blocks_[slot].first_page, blocks_[slot].length);
+}
+
+std::optional<ReadCache::Slot> ReadCache::reserve(std::uint32_t length) {
+  const auto pages = static_cast<std::uint32_t>((std::uint64_t{length} + kPageBytes - 1) / kPageBytes);
+  const std::uint64_t most = share_.now() / kPageBytes;
+  if (pages > most / kLargestShare) return std::nullopt;
+  policy_.set_capacity(most);
+  const auto first = make_room(pages);
+  if (!first) return std::nullopt;
+  const Slot slot = take_slot();
+  blocks_[slot] = {
+      .name = {}, .generation = 0, .first_page = *first, .pages = pages, .length = length, .next = kNone};
+  used_pages_ += pages;
+  share_.held->fetch_add(std::uint64_t{pages} * kPageBytes, std::memory_order_relaxed);
+  return slot;
+}
+
+std::optional<std::uint32_t> ReadCache::make_room(std::uint32_t pages) {
+  const std::uint64_t most = share_.now() / kPageBytes;
+  for (int evictions = 0; evictions < kMostEvictions; ++evictions) {
+    if (used_pages_ + pages <= most) {
+      if (const auto first = memory_.take(pages)) return first;
+    }
+    if (!evict_one()) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool ReadCache::evict_one() {
+  const auto slot = policy_.evict();
+  if (!slot) return false;
+  counters_.add(Counter::cache_evictions);
+  unlink(*slot);
+  give_back(*slot);
+  return true;
+}
+
+ReadCache::Slot ReadCache::take_slot() {
+  if (unused_.empty()) {
+    blocks_.emplace_back();
+    return static_cast<Slot>(blocks_.size() - 1);
+  }
+  const Slot slot = unused_.back();
+  unused_.pop_back();
+  return slot;
+}
+
+void ReadCache::commit(Slot slot, const BlockName& name, std::uint64_t generation) {
+  if (const auto before = search(name)) drop(*before);
+  if (known_ == buckets_.size()) grow_buckets();
+  Block& block = blocks_[slot];
+  block.name = name;
+  block.generation = generation;
+  block.next = std::exchange(bucket(name), slot);
+  ++known_;
+  policy_.insert(slot, name.mixed(), block.pages);
+  counters_.add(Counter::cache_fills);
+}
+
+void ReadCache::drop(Slot slot) {
+  policy_.erase(slot);
+  unlink(slot);
+  give_back(slot);
+}
+
+void ReadCache::unlink(Slot slot) noexcept {
+  Slot* link = &bucket(blocks_[slot].name);
+  while (*link != slot)
+    link = &blocks_[*link].next;
+  *link = blocks_[slot].next;
+  --known_;
+}
+
+void ReadCache::give_back(Slot slot) {
+  const Block& block = blocks_[slot];
+  // Free pages stay warm for the next block, but not those that sessions may want.
+  if (share_.now() < share_.limit) memory_.release(block.first_page, block.pages);
+  memory_.give_back(block.first_page, block.pages);
+  used_pages_ -= block.pages;
+  share_.held->fetch_sub(std::uint64_t{block.pages} * kPageBytes, std::memory_order_relaxed);
+  unused_.push_back(slot);
+}
+
+void ReadCache::grow_buckets() {
+  const auto old = std::exchange(buckets_, std::vector<Slot>(2 * buckets_.size(), kNone));
+  for (Slot head : old) {
+    while (head != kNone) {
+      const Slot next = blocks_[head].next;
+      blocks_[head].next = std::exchange(bucket(blocks_[head].name), head);
+      head = next;
+    }
+  }
+}
+
+void ReadCache::trim() {
+  const std::uint64_t most = share_.now() / kPageBytes;
+  policy_.set_capacity(most);
+  if (used_pages_ <= most) return;
+  while (used_pages_ > most && evict_one()) {
+  }
+  memory_.release_free();
+}
+
+}  // namespace akv::gateway

@@ -1,0 +1,95 @@
+// Copies of hot blocks in what the sessions leave of the arena; one for each worker.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "arena/budget.hpp"
+#include "arena/cache_memory.hpp"
+#include "arena/s3_fifo.hpp"
+#include "gateway/block_name.hpp"
+#include "gateway/counters.hpp"
+
+namespace akv::gateway {
+
+// How much memory the caches of all workers may have, and how much they have.
+struct CacheShare {
+  std::uint64_t limit{0};  // bytes of one worker's cache, whole pages
+  std::size_t workers{1};
+  std::shared_ptr<arena::Budget> arena;  // its used bytes are the sessions', who go first
+  std::shared_ptr<std::atomic<std::uint64_t>> held;
+
+  // Bytes that one worker's cache may have now.
+  [[nodiscard]] std::uint64_t now() const noexcept {
+    return std::min(limit, (arena->limit() - arena->used()) / workers);
+  }
+};
+
+// A block enters by copy into memory that no client has, and its bytes never change while it is in. Not
+// thread-safe.
+class ReadCache {
+ public:
+  using Slot = arena::S3Fifo::Slot;
+
+  ReadCache(CacheShare share, Counters& counters);
+  ~ReadCache();
+  ReadCache(const ReadCache&) = delete;
+  ReadCache& operator=(const ReadCache&) = delete;
+
+  // The block of that name and generation; a copy of another generation leaves. Counts as no use.
+  [[nodiscard]] std::optional<Slot> find(const BlockName& name, std::uint64_t generation);
+  [[nodiscard]] std::span<const std::byte> bytes(Slot slot) const noexcept;
+  void used(Slot slot) noexcept { policy_.hit(slot); }
+
+  // Room for a block that nobody finds before commit(). Nothing where it is too large to be worth it.
+  [[nodiscard]] std::optional<Slot> reserve(std::uint32_t length);
+  [[nodiscard]] std::span<std::byte> room(Slot slot) noexcept;
+  // Takes the place of a copy of the same name.
+  void commit(Slot slot, const BlockName& name, std::uint64_t generation);
+  void cancel(Slot slot) { give_back(slot); }
+
+  // Gives memory back that sessions have taken meanwhile.
+  void trim();
+
+ private:
+  static constexpr Slot kNone = ~Slot{0};
+
+  struct Block {
+    BlockName name;
+    std::uint64_t generation{0};
+    std::uint32_t first_page{0};
+    std::uint32_t pages{0};
+    std::uint32_t length{0};
+    Slot next{kNone};  // with the same bucket
+  };
+
+  [[nodiscard]] Slot& bucket(const BlockName& name) noexcept {
+    return buckets_[name.mixed() & (buckets_.size() - 1)];
+  }
+  [[nodiscard]] std::optional<Slot> search(const BlockName& name) noexcept;
+  [[nodiscard]] Slot take_slot();
+  [[nodiscard]] std::optional<std::uint32_t> make_room(std::uint32_t pages);
+  [[nodiscard]] bool evict_one();
+  void unlink(Slot slot) noexcept;
+  void drop(Slot slot);
+  void give_back(Slot slot);
+  void grow_buckets();
+
+  CacheShare share_;
+  Counters& counters_;
+  arena::CacheMemory memory_;
+  arena::S3Fifo policy_;
+  std::vector<Block> blocks_;
+  std::vector<Slot> unused_;
+  std::vector<Slot> buckets_;  // a power of two
+  std::size_t known_{0};       // blocks that can be found
+  std::uint64_t used_pages_{0};
+};
+
+}  // namespace akv::gateway
