@@ -106,6 +106,11 @@ LINES = [
         "quotes, 10737418240",
     ),
     (
+        {"read_cache_size": 2**40},
+        "read_cache_size: 1099511627776 is more than shared_memory_size 10737418240, of which it is a part; "
+        "make it smaller, or 0 for no cache",
+    ),
+    (
         {"io_timeout_ms": "5s"},
         "io_timeout_ms: '5s' is not a whole number; write milliseconds without a unit or quotes, 5000",
     ),
