@@ -98,5 +98,7 @@ def take_events() -> list[
     """All waiting events as (level, event name, fields), oldest first."""
 
 def read_cache_hits(accesses: list[int], capacity: int) -> int:
-    """How many of these accesses to blocks, by number, a read cache with room for `capacity` equal blocks would
-    answer: the policy of the workers' caches alone, for measuring it (tools/bench_read_cache.py)."""
+    """How many of these accesses to blocks, by number, a read cache of `capacity` equal blocks would answer.
+
+    The policy of the workers' caches alone, for measuring it (tools/bench_read_cache.py).
+    """

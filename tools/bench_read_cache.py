@@ -52,6 +52,7 @@ def lru_hits(accesses: list[int], capacity: int) -> int:
 
 
 def main() -> int:
+    """Entry point; the exit code."""
     trace = Path(sys.argv[1]) if len(sys.argv) > 1 else locate_trace()
     if trace is None:
         print("bench_read_cache: no trace beside the repository; name one", file=sys.stderr)

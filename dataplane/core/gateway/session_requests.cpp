@@ -231,12 +231,11 @@ std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   if (keyspace_ == nullptr || keyspace_dbs_ != num_dbs) {
     kv::KeyDeriver keys(name_space_, secret_, num_dbs);
     const SpaceId space = keys.value_key({});
-    keyspace_ =
-        std::make_shared<const Keyspace>(Keyspace{.keys = std::move(keys),
-                                                  .space = space,
-                                                  .namespace_id = kv::namespace_id(name_space_),
-                                                  .max_value = limits().max_value,
-                                                  .longest = longest_});
+    keyspace_ = std::make_shared<const Keyspace>(Keyspace{.keys = std::move(keys),
+                                                          .space = space,
+                                                          .namespace_id = kv::namespace_id(name_space_),
+                                                          .max_value = limits().max_value,
+                                                          .longest = longest_});
     keyspace_dbs_ = num_dbs;
   }
   auto batch = std::make_shared<Batch>();
