@@ -29,8 +29,14 @@ class Pair:
         self.bad, self.well = (
             Card(directory / serial, net.host(11 + at), serial=serial) for at, serial in enumerate(SERIALS)
         )
+        # Without a read cache, so that each GET asks its card.
         self.dataplane = Dataplane(
-            directory / "dataplane", net, storage_backend="kv-nvme", io_timeout_ms=1000, io_timeout_strikes=3
+            directory / "dataplane",
+            net,
+            storage_backend="kv-nvme",
+            io_timeout_ms=1000,
+            io_timeout_strikes=3,
+            read_cache_size=0,
         )
         self.dataplane.start()
         plan = self.dataplane.apply([TestCard.of(card) for card in (self.bad, self.well)])

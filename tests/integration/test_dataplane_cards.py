@@ -206,3 +206,32 @@ def test_a_card_that_demands_digests_says_so_where_they_are_off(
         dataplane.apply([TestCard.of(card)], wait_active=False)
         wait_until(lambda: dataplane.status().cards[0].last_error, "the card's refusal is shown")
         assert not dataplane.status().cards[0].active
+
+
+def test_hot_blocks_come_from_the_cache_until_they_are_written(cluster: Cluster, client: Client) -> None:
+    key, first, second = os.urandom(32), os.urandom(SIZE), os.urandom(SIZE)
+    [block] = client.alloc(1, SIZE)
+
+    def load() -> bytes | None:
+        [got] = client.get([key], [block], 1)
+        return bytes(block.view) if got.status == Status.OK else None
+
+    def asked() -> int:
+        return sum(card.gets for card in cluster.dataplane.status().cards)
+
+    block.view[:] = first
+    client.put([key], [block], 1)
+    assert load() == first
+    once = asked()
+    block.view[:] = bytes(SIZE)
+    assert load() == first
+    assert client.exists([key], 1) == [True]
+    assert asked() == once
+    counters = cluster.dataplane.status().counters
+    assert (counters["cache_hits"], counters["exists_cached"], counters["cache_bytes"]) == (1, 1, SIZE)
+    block.view[:] = second
+    client.put([key], [block], 1)
+    assert load() == second
+    client.delete([key], 1)
+    assert load() is None
+    assert client.exists([key], 1) == [False]
