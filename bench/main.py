@@ -14,6 +14,7 @@ from typing import Any
 from bench.dialogs import request_of
 from bench.generate import write_trace
 from bench.initiator import InitiatorSettings, measure_initiator
+from bench.lookups import measure_lookups
 from bench.report import HitCount
 from bench.run import ReplaySettings, Run, arena_bytes
 from bench.simulate import UnlimitedCards
@@ -146,6 +147,14 @@ def _initiator(options: argparse.Namespace) -> int:
     return 0
 
 
+def _lookups(options: argparse.Namespace) -> int:
+    arena = 1 << 20
+    with connect(wait=5.0, strict=True, **_connection(options), arena_bytes=arena, timeout=30.0) as client:
+        for record in measure_lookups(client, options.batch, options.calls, options.repeats):
+            print(json.dumps(record), flush=True)
+    return 0
+
+
 def _trace(options: argparse.Namespace) -> Path:
     path: Path | None = options.trace or locate_trace()
     if path is None:
@@ -231,6 +240,13 @@ def _parser() -> argparse.ArgumentParser:
     locate.add_argument("--seed", type=int, default=1)
 
     _add_initiator(commands.add_parser("initiator", help="the NVMe/TCP initiator alone, against any target"))
+
+    lookups = commands.add_parser("lookups", help="EXISTS and match_prefix, of cached keys and of others")
+    lookups.set_defaults(command=_lookups)
+    _add_connection(lookups)
+    lookups.add_argument("--batch", type=_positive, default=4096, help="keys of a call (%(default)s)")
+    lookups.add_argument("--calls", type=_positive, default=100, help="calls of a run (%(default)s)")
+    lookups.add_argument("--repeats", type=_positive, default=5, help="interleaved; medians are told")
 
     stats = commands.add_parser("stats", help="the gateway's counters as JSON")
     stats.set_defaults(command=_stats)

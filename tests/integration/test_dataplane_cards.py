@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.lookups import measure_lookups
 from controlplane.model.routing import slot_for_dialog
 from integration.client import Client, Status
 from tests.support.addresses import LoopbackNet
@@ -235,3 +236,50 @@ def test_hot_blocks_come_from_the_cache_until_they_are_written(cluster: Cluster,
     client.delete([key], 1)
     assert load() is None
     assert client.exists([key], 1) == [False]
+
+
+def test_prefixes_end_at_the_holes_that_eviction_made(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    """A card with room for a part of the keys; some are read, so that the gateway has copies of them."""
+    count, size = 4096, 512
+    with (
+        Card(tmp_path / "card", loopback_net.host(11), serial="L0P0", capacity="2M") as card,
+        Dataplane(tmp_path / "dataplane", loopback_net, storage_backend="kv-nvme") as dataplane,
+        dataplane.client() as client,
+    ):
+        dataplane.apply([TestCard.of(card)])
+        assert client.wait_connected(30), client.last_error
+        keys = [os.urandom(32) for _ in range(count)]
+        blocks = client.alloc(256, size)
+        order = list(range(count))
+        random.shuffle(order)
+        for start in range(0, count, 256):
+            part = [keys[at] for at in order[start : start + 256]]
+            assert client.put(part, blocks, 1) == [Status.OK] * 256
+        for start in range(0, count, 512):
+            client.get(keys[start : start + 256], blocks, 1)
+        present = client.exists(keys, 1)
+        there = [
+            got.status == Status.OK
+            for at in range(0, count, 256)
+            for got in client.get(keys[at : at + 256], blocks, 1)
+        ]
+        assert present == there
+        assert 0 < present.count(True) < count
+        cached = dataplane.counter("exists_cached")
+        assert 0 < cached < present.count(True)
+        for start in [0, *random.sample(range(count), 50)]:
+            run = there[start:]
+            assert client.match_prefix(keys[start:], 1) == (run.index(False) if False in run else len(run))
+
+
+def test_lookups_are_measured(cluster: Cluster, client: Client) -> None:
+    records = list(measure_lookups(client, batch=300, calls=2, repeats=2))
+    assert [(record["call"], record["keys"]) for record in records] == [
+        ("exists", "known"),
+        ("match_prefix", "known"),
+        ("exists", "unknown"),
+        ("match_prefix", "unknown"),
+    ]
+    # Half of the keys have copies, and each is looked up in 8 calls.
+    assert cluster.dataplane.counter("exists_cached") == 300 * 8
+    assert cluster.dataplane.counter("exists_keys") == 600 * 8
