@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = struct.Struct("<IIHHIQQ")
 ENTRY = struct.Struct("<32sQIHH")
 REPLY, ERROR = 0x8000, 0xFFFF
-HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS = range(1, 9)
+HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER = range(1, 11)
 BUSY, BAD_REQUEST, UNSUPPORTED, NO_MEMORY, NO_SUCH_BLOCK = 1, 4, 5, 6, 7
 INLINE = 0xFFFF
 
@@ -142,13 +142,13 @@ def hello(
     return frame(HELLO, fixed + struct.pack("<H", len(name)) + name, request=1)
 
 
-def welcome(arena: int, session: int) -> bytes:
-    """The OK reply to HELLO of a gateway with the default limits."""
+def welcome(arena: int, session: int, *, regions: tuple[int, int] | None = None) -> bytes:
+    """The OK reply to HELLO of a gateway with the default limits; `regions`: their number and bytes."""
     body = struct.pack(
         "<HHIQIIIIIIQ",
         1,
         0,
-        bool(arena),
+        bool(arena) | 2 * (regions is not None),
         arena,
         4096,
         4096,
@@ -158,7 +158,8 @@ def welcome(arena: int, session: int) -> bytes:
         16_384,
         session,
     )
-    return frame(HELLO | REPLY, body + bytes(32), request=1)
+    more = struct.pack("<IIQ", regions[0], 0, regions[1]) if regions else b""
+    return frame(HELLO | REPLY, body + bytes(32) + more, request=1)
 
 
 def step(name: str, send: bytes, expect: bytes) -> dict[str, str]:
@@ -268,6 +269,61 @@ def _inline_steps(keys: list[bytes]) -> list[dict[str, str]]:
     ]
 
 
+def _region_steps() -> list[dict[str, Any]]:
+    """A region of 16 KiB, one page into a file of 20 KiB; blocks in it need no alignment."""
+    a, b = b"\x11" * 32, b"\x22" * 32
+
+    def entries(*places: tuple[bytes, int, int, int]) -> bytes:
+        return b"".join(ENTRY.pack(key, offset, length, region, 0) for key, offset, length, region in places)
+
+    outside = entries((a, 0x3001, 4096, 1), (a, 0, 4096, 2))
+    number = struct.pack("<Q", 1)
+    return [
+        step("hello", hello(2, 0, "default"), welcome(0, 1, regions=(16, 64 << 30))),
+        {
+            **step(
+                "register",
+                frame(REGISTER, struct.pack("<QQ", 4096, 16_384), count=1, request=2),
+                frame(REGISTER | REPLY, number, count=1, request=2),
+            ),
+            "descriptor_bytes": 20_480,
+        },
+        {
+            **step(
+                "register past the file's end",
+                frame(REGISTER, struct.pack("<QQ", 0, 8192), count=1, request=3),
+                refusal(ERROR, BAD_REQUEST, "the file has 4096 bytes, the region ends at 8192", 3),
+            ),
+            "descriptor_bytes": 4096,
+        },
+        step(
+            "put",
+            frame(PUT, entries((a, 1, 4096, 1), (b, 0x3FFF, 1, 1)), count=2, request=4, dialog=77),
+            frame(PUT | REPLY, u32(0) * 2, count=2, request=4),
+        ),
+        step(
+            "get",
+            frame(GET, entries((a, 0x1001, 8192, 1), (b, 0x3FFE, 2, 1)), count=2, request=5, dialog=77),
+            frame(GET | REPLY, struct.pack("<IIII", 0, 4096, 0, 1), count=2, request=5),
+        ),
+        step(
+            "get into bytes outside, and into no region",
+            frame(GET, outside, count=2, request=6, dialog=77),
+            frame(GET | REPLY, struct.pack("<IIII", 4, 0, 4, 0), count=2, request=6),
+        ),
+        step(
+            "unregister",
+            frame(UNREGISTER, number, count=1, request=7),
+            frame(UNREGISTER | REPLY, count=1, request=7),
+        ),
+        step(
+            "unregister again",
+            frame(UNREGISTER, number, count=1, request=8),
+            refusal(UNREGISTER | REPLY, NO_SUCH_BLOCK, "the number is not that of a region", 8),
+        ),
+    ]
+
+
 def mac_vectors() -> list[dict[str, str]]:
     """Proofs of a namespace's secret."""
     secret, client, server = bytes(range(100, 132)), bytes(range(32)), bytes(range(32, 64))
@@ -309,6 +365,7 @@ def protocol_vectors() -> dict[str, Any]:
                     )
                 ],
             },
+            {"name": "regions", "steps": _region_steps()},
         ],
         "macs": mac_vectors(),
     }
