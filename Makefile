@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup protos demo lint fmt native-tests test tsan tidy fuzz check bench lab soak lock proto-baseline clean
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy fuzz properties check bench lab soak lock proto-baseline clean
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
@@ -53,7 +53,10 @@ fuzz: ## Fuzz the native code's inputs, each target for SECONDS (30)
 	@tools/setup check
 	@tools/fuzz $(SECONDS_EACH)
 
-check: test tsan tidy fuzz ## What must be green before a change is done
+properties: setup ## Property tests with new examples, 300 each where a test names no number
+	@$(BIN)/python -m pytest -q -n $(JOBS) --hypothesis-profile search tests/unit
+
+check: test tsan tidy fuzz properties ## What must be green before a change is done
 
 bench: setup ## Replay a piece of the trace through a cluster on this machine: rates and latencies
 	@$(BIN)/akv pod $(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")

@@ -14,9 +14,11 @@ from hypothesis import settings
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdCluster, run_etcd
 
-# How long an example takes says more about the machine's load than about the code.
-settings.register_profile("akv", deadline=None)
-settings.load_profile("akv")
+# The same examples in every run, so that a change is refused for what it does only; `make properties` looks
+# for new ones. How long an example takes says more about the machine's load than about the code.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=300)
+settings.load_profile("repeatable")
 
 # Containers often forbid Python to keep what it compiled. The tests start hundreds of programs, and to
 # compile a program's modules anew is a quarter of its start.
