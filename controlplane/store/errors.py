@@ -40,6 +40,7 @@ class Refusal(StrEnum):
     PERMISSION_DENIED = "permission denied"
     NAME_EXISTS = "name exists"
     USER_NOT_FOUND = "user not found"
+    ROLE_NOT_GRANTED = "role not granted"
     OTHER = "other"
 
 
@@ -142,12 +143,12 @@ _BY_TEXT: dict[str, Verdict] = {
     "user name already exists": _refused(Refusal.NAME_EXISTS),
     "user name is empty": _FATAL,
     "user name not found": _refused(Refusal.USER_NOT_FOUND),
+    "role is not granted to the user": _refused(Refusal.ROLE_NOT_GRANTED),
     "role name already exists": _refused(Refusal.NAME_EXISTS),
     "role name not found": _FATAL,
     "role name is empty": _FATAL,
     "authentication failed, invalid user ID or password": _FATAL,
     "permission not given": _FATAL,
-    "role is not granted to the user": _FATAL,
     "permission is not granted to the role": _FATAL,
     "authentication is not enabled": _FATAL,
     "invalid auth token": _FATAL,

@@ -177,12 +177,16 @@ async def test_who_can_not_be_revoked(signing: Signing) -> None:
         await signing.issuer.revoke("nobody")
 
 
-async def test_a_host_that_was_taken_out_is_shut_out(served: Signing) -> None:
-    """It is told to everyone that asks by its certificate, and nobody gets its name."""
+async def test_a_host_that_was_taken_out_is_shut_out(served: Signing, etcd: TlsEtcd) -> None:
+    """Its certificate was etcd's administrator; afterwards it reads nothing, and nobody gets its name."""
     await enroll(served.settings.address, await served.token(), "stolen", "192.0.2.7")
     await write_host(served.link.client, HostRecord("stolen", False, False, {}))
     revocations = Revocations(served.link)
-    assert (await served.issuer.revoke("stolen")).role == "host"
+    async with etcd.client(etcd.authority.issue(Role.HOST, "stolen"), 15.0) as client:
+        await read_snapshot(client)
+        assert (await served.issuer.revoke("stolen")).role == "host"
+        with pytest.raises(StoreError):
+            await read_snapshot(client)
     await revocations.cycle()
     assert "stolen" in revocations
     with pytest.raises(RequestError, match="the name stolen was revoked: choose another"):
