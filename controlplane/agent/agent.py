@@ -52,7 +52,7 @@ class Agent:
         self._inventory = Inventory(config, state.next_incarnation(), self._weights, beat)
         self._told = agent_pb2.Register()
         self._ports_moved = False
-        self._supervisor = Supervisor(state.shards, self._shard_changed)
+        self._supervisor = Supervisor(state.shards, self._shard_changed, config.patience())
         self._cgroups = Cgroups(Path(config.cgroup_root) if config.cgroup_root else None)
         self._provisioner = Provisioner(
             Path(config.engines_dir),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from controlplane.agent.engines.catalog import BUILT_IN, EngineKind, Variant
+from controlplane.agent.shards.vigil import Patience
 from controlplane.base.addresses import HostPort, canonical_address, is_loopback, parse_host_port
 from controlplane.base.config_errors import ConfigError, explain
 from controlplane.base.credentials import CredentialFiles, CredentialsError
@@ -127,6 +128,9 @@ class AgentConfig(_Strict):
     shard_log_size: Annotated[int, Field(ge=4096, le=2**32)] = 2**24
     shard_log_files: Annotated[int, Field(ge=1, le=100)] = 4
     heartbeat_ms: Annotated[int, Field(ge=50, le=60_000)] = 5000
+    health_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
+    health_deadline_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 30_000
+    health_misses: Annotated[int, Field(ge=0, le=1000)] = 6
     sys_root: _Path = "/sys"
     proc_root: _Path = "/proc"
 
@@ -140,6 +144,10 @@ class AgentConfig(_Strict):
         if self.cluster_ca is None or self.cluster_cert is None or self.cluster_key is None:
             return None
         return CredentialFiles(Path(self.cluster_ca), Path(self.cluster_cert), Path(self.cluster_key))
+
+    def patience(self) -> Patience:
+        """How engines that serve are probed."""
+        return Patience(self.health_interval_ms / 1000, self.health_deadline_ms / 1000, self.health_misses)
 
     def engine_kinds(self) -> dict[str, EngineKind]:
         """The engines that can be installed: those built in and those of the file, which come first."""

@@ -20,6 +20,7 @@ from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.process import identify, is_running
 from controlplane.agent.shards.record import SPEC, STATE
 from controlplane.agent.shards.supervisor import ShardRefusedError
+from controlplane.agent.shards.vigil import Patience
 from tests.support.addresses import LoopbackNet
 from tests.support.shards import end_all, engine_spec, get, phase, post, supervisor
 from tests.support.waiting import eventually
@@ -153,6 +154,40 @@ async def test_what_ended_while_no_one_attended_is_told(root: Path, loopback_net
         shard = await phase(keeper, "m-0-0", Phase.FAILED)
         assert shard.status.exit_code == 41
         assert not shard.intent.told
+
+
+async def test_what_served_and_then_falls_silent_is_ended_as_failed_and_what_is_late_is_not(
+    root: Path, loopback_net: LoopbackNet
+) -> None:
+    """One engine is suspended, which keeps its port open; the health of the other turns into errors."""
+    silent, sick = engine_spec(loopback_net), engine_spec(loopback_net, "m-1-0")
+    silent = replace(silent, stop_seconds=0.2)  # it can't obey
+    async with supervisor(root, Patience(interval=0.1, deadline=60.0, misses=3)) as keeper:
+        await keeper.start(silent)
+        await keeper.start(sick)
+        shard = await phase(keeper, "m-0-0", Phase.RUNNING)
+        await phase(keeper, "m-1-0", Phase.RUNNING)
+        assert shard.engine is not None
+        os.kill(shard.engine.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        os.kill(shard.engine.pid, signal.SIGCONT)
+        asked = shard.directory.log.read_text().count("GET /health")
+        await eventually(lambda: shard.directory.log.read_text().count("GET /health") > asked + 3, "asked on")
+        assert shard.status.phase is Phase.RUNNING
+        assert await post(sick, "/sicken") == 200
+        other = await phase(keeper, "m-1-0", Phase.FAILED)
+        assert other.status.error.startswith("unresponsive: 3 health probes failed in a row")
+        assert other.status.error.endswith("the last one: HTTP status 500")
+        assert other.status.exit_code == 128 + signal.SIGTERM
+        assert "serving on" in other.status.last_output
+        os.kill(shard.engine.pid, signal.SIGSTOP)
+    async with supervisor(root, Patience(interval=0.1, deadline=0.3, misses=3)) as keeper:
+        shard = await phase(keeper, "m-0-0", Phase.FAILED)  # also by the agent that adopted it
+        assert shard.status.error.endswith("the last one: no answer within 0.3 s")
+        assert shard.status.exit_code == 128 + signal.SIGKILL
+    async with supervisor(root) as keeper:
+        again = await phase(keeper, "m-0-0", Phase.FAILED)
+        assert again.status == shard.status
 
 
 async def test_a_killed_holder_takes_its_engine_with_it(root: Path, loopback_net: LoopbackNet) -> None:

@@ -4,7 +4,8 @@
 
 GET /health answers 200 after the warm-up, 503 before. POST /v1/completions takes `seconds` (query) and then
 answers. POST /drain answers 202 while requests run, 200 when none do, and new requests get 503 from then on.
-POST /crash exits with code 41, POST /abort ends by SIGABRT. GET /environment shows what it runs with.
+POST /sicken makes GET /health answer 500 from then on. POST /crash exits with code 41, POST /abort ends by
+SIGABRT. GET /environment shows what it runs with.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Engine(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.ready_at = time.monotonic() + warm_up
         self.draining = False
+        self.sick = False
         self.active = 0
         self.lock = threading.Lock()
 
@@ -56,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self._answer(200 if time.monotonic() >= self.server.ready_at else 503)
+            warm = time.monotonic() >= self.server.ready_at
+            self._answer(500 if self.server.sick else 200 if warm else 503)
         elif self.path == "/environment":
             self._answer(200, {"environment": dict(os.environ), "pid": os.getpid(), "argv": sys.argv[1:]})
         else:
@@ -66,6 +69,9 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path == "/drain":
             self._answer(self.server.drain())
+        elif parts.path == "/sicken":
+            self.server.sick = True
+            self._answer(200)
         elif parts.path == "/crash":
             print("the engine found something that can't be", flush=True)
             os._exit(41)

@@ -19,6 +19,7 @@ from controlplane.agent.shards.record import RecordError, ShardDir
 from controlplane.agent.shards.shard import Shard
 from controlplane.agent.shards.spec import ShardSpec, check
 from controlplane.agent.shards.supervisor import Supervisor
+from controlplane.agent.shards.vigil import Patience
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.procs import wait_until
 from tests.support.waiting import eventually
@@ -50,9 +51,9 @@ def engine_spec(net: LoopbackNet, shard_id: str = "m-0-0", *flags: str, **fields
 
 
 @asynccontextmanager
-async def supervisor(root: Path) -> AsyncIterator[Supervisor]:
+async def supervisor(root: Path, patience: Patience | None = None) -> AsyncIterator[Supervisor]:
     """A supervisor that has adopted; at the end it lets go, and what runs is ended by `end_all`."""
-    keeper = Supervisor(root, lambda shard: None)
+    keeper = Supervisor(root, lambda shard: None, patience)
     await keeper.adopt()
     try:
         yield keeper

@@ -45,8 +45,15 @@ def judge(state: HolderState | None, holder_lives: bool, intent: Intent) -> Stat
     return Status(Phase.RUNNING if intent.ready else Phase.STARTING)
 
 
+def _given_up(intent: Intent) -> bool:
+    """Whether the agent ended it for its silence, and not because it was asked to."""
+    return bool(intent.unresponsive) and intent.wish == "run"
+
+
 def _without_holder(state: HolderState | None, intent: Intent) -> Status:
     """The holder ended without a word, and its engine with it."""
+    if _given_up(intent):
+        return Status(Phase.FAILED, intent.unresponsive)
     if intent.wish == "stop":
         return Status(Phase.STOPPED)
     if state is None:
@@ -56,6 +63,8 @@ def _without_holder(state: HolderState | None, intent: Intent) -> Status:
 
 def _ended(ended: Exit, intent: Intent) -> Status:
     code = 128 + _number(ended.signal) if ended.signal else ended.code
+    if _given_up(intent):
+        return Status(Phase.FAILED, intent.unresponsive, code, ended.last_output)
     asked = ended.asked or intent.wish == "stop" or (intent.wish == "drain" and not ended.error)
     if asked:
         return Status(Phase.STOPPED, "", code, ended.last_output)

@@ -108,7 +108,7 @@ class Intent:
     """What the agent wants of a shard and what it saw and told; it survives a restart of the agent.
 
     `drain_until` is Unix seconds, 0 when no drain was asked for, and `drain_seconds` the time that was given.
-    `told`: the end was sent to a leader.
+    `told`: the end was sent to a leader. `unresponsive`: why the agent gave the engine up, and ends it.
     """
 
     wish: Wish = "run"
@@ -116,6 +116,7 @@ class Intent:
     told: bool = False
     drain_until: float = 0.0
     drain_seconds: float = 0.0
+    unresponsive: str = ""
 
     def drain_left(self, now: float) -> float:
         """Seconds that are left of a drain, at `now`, Unix seconds: never more than were given, whatever the
@@ -186,12 +187,14 @@ class ShardDir:
         except DocumentError:
             return Intent()
         wish, until, given = value.get("wish"), value.get("drain_until"), value.get("drain_seconds")
+        unresponsive = value.get("unresponsive")
         return Intent(
             wish=wish if wish in {"drain", "stop"} else "run",
             ready=value.get("ready") is True,
             told=value.get("told") is True,
             drain_until=float(until) if isinstance(until, int | float) else 0.0,
             drain_seconds=float(given) if isinstance(given, int | float) else 0.0,
+            unresponsive=unresponsive if isinstance(unresponsive, str) else "",
         )
 
     def write_intent(self, intent: Intent) -> None:

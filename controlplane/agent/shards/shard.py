@@ -15,7 +15,8 @@ from controlplane.agent.shards.life import Phase, Status, judge
 from controlplane.agent.shards.process import ProcessId, send_signal
 from controlplane.agent.shards.record import HolderState, Intent, RecordError, ShardDir, Wish
 from controlplane.agent.shards.spec import ShardSpec
-from controlplane.agent.shards.web import ask_drain, wait_ready
+from controlplane.agent.shards.vigil import Patience
+from controlplane.agent.shards.web import ask_drain, wait_ready, watch
 from controlplane.base.logging import get_logger
 
 RECORD_POLL = 0.05
@@ -31,7 +32,12 @@ class Shard:
     """Keeps one start of one shard. `changed` is called after every change of `status`."""
 
     def __init__(
-        self, directory: ShardDir, spec: ShardSpec, token: str, changed: Callable[[Shard], None]
+        self,
+        directory: ShardDir,
+        spec: ShardSpec,
+        token: str,
+        changed: Callable[[Shard], None],
+        patience: Patience,
     ) -> None:
         self.directory = directory
         self.spec = spec
@@ -40,6 +46,7 @@ class Shard:
         self.state: HolderState | None = None
         self._token = token
         self._changed = changed
+        self._patience = patience
         self._holder: ProcessId | None = None
         self._launch_error = ""
         self._saving = asyncio.Lock()
@@ -123,8 +130,21 @@ class Shard:
             self._begin("stop", self._stop())
         elif self.intent.wish == "drain":
             self._begin("drain", self._drain(self.intent.drain_left(time.time())))
-        elif not self.intent.ready:
-            self._begin("ready", self._until_ready())
+        else:
+            self._begin("serve", self._serve())
+
+    async def _serve(self) -> None:
+        """Tell when it serves; should it fall silent after that, end it: that is a failure and no stop."""
+        if not self.intent.ready:
+            await self._until_ready()
+        if not self.spec.health_path or not self._patience.misses:
+            return
+        if not self.intent.unresponsive:
+            reason = await watch(self.spec, self._patience)
+            log.error("Shard is given up and ended", shard=self.spec.shard_id, reason=reason)
+            self.intent = replace(self.intent, unresponsive=reason)
+            await self._save_intent()
+        await self._stop()
 
     async def _until_ready(self) -> None:
         if self.spec.health_path:
@@ -231,10 +251,9 @@ class Shard:
             log.warning("Shard record not written", shard=self.spec.shard_id, error=str(error))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run one piece of work; a stop, once its signal is due, ends the others."""
-        if name == "stop":
-            for task in self._work.values():
-                task.cancel()
+        """Run one piece of work; it takes the place of what was begun before it."""
+        for task in self._work.values():
+            task.cancel()
         self._work[name] = asyncio.create_task(work, name=f"{name}-{self.spec.shard_id}")
 
     async def _cancel_work(self) -> None:

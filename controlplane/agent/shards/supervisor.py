@@ -16,6 +16,7 @@ from controlplane.agent.shards.process import send_signal
 from controlplane.agent.shards.record import HolderState, RecordError, ShardDir
 from controlplane.agent.shards.shard import Shard
 from controlplane.agent.shards.spec import SHARD_ID, ShardSpec
+from controlplane.agent.shards.vigil import Patience
 from controlplane.base.logging import get_logger
 
 KEPT_ENDED = 32
@@ -32,9 +33,12 @@ class ShardRefusedError(Exception):
 class Supervisor:
     """The shards below `root`. `changed` is called after each change of a shard's status."""
 
-    def __init__(self, root: Path, changed: Callable[[Shard], None]) -> None:
+    def __init__(
+        self, root: Path, changed: Callable[[Shard], None], patience: Patience | None = None
+    ) -> None:
         self._root = root
         self._changed = changed
+        self._patience = patience or Patience()
         self._shards: dict[str, Shard] = {}
         self._tasks: dict[Shard, asyncio.Task[None]] = {}
         self.problems: list[str] = []
@@ -77,7 +81,7 @@ class Supervisor:
         except OSError as error:
             raise ShardRefusedError(f"its record can't be written: {error}") from error
         log.info("Shard starts", shard=spec.shard_id, generation=spec.generation, command=spec.argv[0])
-        self._keep(Shard(directory, spec, token, self._changed), launch=True)
+        self._keep(Shard(directory, spec, token, self._changed, self._patience), launch=True)
         self._prune()
 
     async def stop(self, shard_id: str, generation: int = 0) -> bool:
@@ -129,7 +133,7 @@ class Supervisor:
             else:
                 await self._give_up(directory, str(error))
             return
-        shard = Shard(directory, spec, token, self._changed)
+        shard = Shard(directory, spec, token, self._changed, self._patience)
         shard.take_record()
         if shard.has_end:
             self._shards[spec.shard_id] = shard  # kept for its log, and for a leader that has not heard of it
