@@ -58,8 +58,9 @@ properties: setup ## Property tests with new examples, 300 each where a test nam
 
 check: test tsan tidy fuzz properties ## What must be green before a change is done
 
-bench: setup ## Replay a piece of the trace through a cluster on this machine: rates and latencies
-	@$(BIN)/akv pod $(BIN)/akv-bench replay --requests 500 $(if $(TRACE),--trace "$(TRACE)")
+bench: setup ## One figure of docs/performance.md (WHAT=NAME QUICK=1 REPEATS=5 OPTIONS=...); alone: their names
+	@$(BIN)/python -m bench.figures $(or $(WHAT),--help) $(if $(QUICK),--quick) \
+	  $(if $(REPEATS),--repeats $(REPEATS)) $(if $(TRACE),--trace "$(TRACE)") $(OPTIONS)
 
 lab: ## A real engine under the agent; the initiator against Linux nvmet in a virtual machine
 	@tools/setup lab

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.peers.install import InstallError, install
-from bench.peers.processes import ProcessError
 from bench.peers.stages import OPENERS, Settings, Stage, opened
+from bench.processes import ProcessError
 
 # A cache may keep what was removed for a while (Mooncake's leases): it has room for several runs.
 CAPACITY_RUNS = 8

@@ -9,22 +9,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from bench.peers.install import Place
-from bench.peers.processes import Child, child, free_port
+from bench.pod import HOST, running_pod
+from bench.processes import Child, child, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST = "127.0.0.1"
-BIN = Path(sys.executable).parent
 
 
 @dataclass
 class Stage:
-    """A running cache: its servers, and its worker to be told what to do."""
+    """A running cache: its servers, its worker to be told what to do, and ours of the servers' gateway."""
 
     worker: Child
     servers: list[Child] = field(default_factory=list)
+    gateway: Child | None = None
 
 
 @dataclass(frozen=True)
@@ -139,42 +137,17 @@ def _redis_py(settings: Settings, stack: ExitStack) -> Stage:
 
 def _ours(name: str, settings: Settings, stack: ExitStack) -> Stage:
     """One card in memory over NVMe/TCP, a dataplane with one worker, its control process."""
-    nqn, port, directory = "nqn.2024-01.io.akv.bench:b0p0", free_port(HOST), settings.directory
-    command: list[str | Path] = [
-        BIN / "akv-softcard",
-        "serve",
-        "--id",
-        "xdp0",
-        "--serial",
-        "B0P0",
-        "--nqn",
-        nqn,
-    ]
-    command += ["--listen", f"{HOST}:{port}", "--state-dir", directory, "--capacity", str(settings.capacity)]
-    card = stack.enter_context(child(command, directory / "card.log"))
-    card.wait_port(HOST, port)
-    config = directory / "gateway.yaml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "storage_devices": [{"serial": "B0P0", "nqn": nqn, "traddr": HOST, "trsvcid": port}],
-                "port": free_port(HOST),
-                "shared_memory_size": 4 * settings.memory,
-                "io_timeout_ms": 60_000,
-                "dataplane_socket": str(directory / "dataplane.sock"),
-                "client_socket": str(directory / "gateway.sock"),
-                "state_dir": str(directory),
-                "status_file": str(directory / "status.prom"),
-            }
+    pod = stack.enter_context(
+        running_pod(
+            settings.directory,
+            capacity=settings.capacity,
+            shared_memory_size=4 * settings.memory,
+            read_cache_size=0,
+            io_timeout_ms=60_000,
         )
     )
-    dataplane = stack.enter_context(
-        child([BIN / "akv-dataplane", "--config", config], directory / "dataplane.log")
-    )
-    control = stack.enter_context(child([BIN / "akv-gateway", "--config", config], directory / "control.log"))
-    control.wait_file(directory / "status.prom", "xkv_gateway_storage_groups_active 1")
-    worker = _worker(settings, stack, name, str(directory / "gateway.sock"), ours=True)
-    return Stage(worker, [card, dataplane, control])
+    worker = _worker(settings, stack, name, str(pod.socket), ours=True)
+    return Stage(worker, [pod.cards[0].process, pod.dataplane, pod.control], pod.dataplane)
 
 
 OPENERS: dict[str, Opener] = {

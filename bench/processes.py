@@ -39,6 +39,11 @@ class Child:
             )
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
     def cpu_seconds(self) -> float:
         """User and system time until now."""
         times = psutil.Process(self._process.pid).cpu_times()

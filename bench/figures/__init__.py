@@ -1,0 +1,1 @@
+"""The figures of docs/performance.md, each by one command: `make bench WHAT=NAME`."""

@@ -1,0 +1,91 @@
+"""Take one figure of docs/performance.md: `make bench WHAT=NAME`, or `python -m bench.figures NAME`.
+
+Every figure sets up what it measures on this machine, repeats everything interleaved, prints a table, and
+writes each value, the conditions and the machine to build/bench/NAME.json. A ratio is taken in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.figures.options import Options
+from bench.figures.record import Report, machine_facts
+from bench.processes import ProcessError
+from integration.client import ClientError
+
+FIGURES = {
+    "idle": "CPU of the gateway's processes with four cards and a client that asks nothing",
+    "faults": "GETs of healthy cards while one card hangs and one flaps",
+}
+
+
+def main() -> int:
+    """Take the figure; 0 when it was taken, whether or not it is what is wanted."""
+    options = _parser().parse_args()
+    machine = machine_facts()
+    measure: Callable[[Options], Report] = import_module(f"bench.figures.{options.figure}").measure
+    try:
+        with tempfile.TemporaryDirectory(prefix="akv-bench-") as directory:
+            report = measure(_options(options, Path(directory)))
+    except (ProcessError, ClientError, OSError, ValueError) as error:
+        print(f"bench {options.figure}: {error}", file=sys.stderr)
+        return 2
+    machine["load_after"] = round(os.getloadavg()[0], 2)
+    command = ["python", "-m", "bench.figures", *sys.argv[1:]]
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / f"{options.figure}.json"
+    path.write_text(json.dumps(report.record(command, machine), indent=1) + "\n")
+    console = Console(width=130)
+    console.print(report.table())
+    console.print(
+        f"{machine['cores']} cores, {machine['cpu']}, load {machine['load_before']}; all values: {path}"
+    )
+    return 0
+
+
+def _options(options: argparse.Namespace, directory: Path) -> Options:
+    return Options(
+        directory=directory,
+        repeats=options.repeats or (1 if options.quick else 5),
+        quick=options.quick,
+        trace=options.trace,
+        requests=options.requests,
+        peers=options.peers,
+        spdk=options.spdk,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:10} {what}" for name, what in FIGURES.items())
+    parser = argparse.ArgumentParser(
+        "bench.figures",
+        description=__doc__,
+        epilog=f"figures:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figure", choices=FIGURES, metavar="NAME")
+    parser.add_argument("--repeats", type=int, help="of everything (5, with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="a small trial: its values mean little")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/bench"), help="folder of the JSON (%(default)s)"
+    )
+    parser.add_argument("--trace", type=Path, help="default: the published trace beside the repository")
+    parser.add_argument("--requests", type=int, help="rows of the trace; default: all")
+    parser.add_argument(
+        "--peers", type=Path, default=Path("build/peers"), help="where peers are (%(default)s)"
+    )
+    parser.add_argument("--spdk", type=Path, help="a built source tree of SPDK, to compare with")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""GETs of healthy cards while one card hangs and another one flaps, against nothing being wrong.
+
+Four cards. A prober reads blocks of two of them one by one at a fixed rate. Another process reads blocks of
+the other two all the time. In each repeat the prober's latencies are taken twice: undisturbed, and while the
+third card is suspended (SIGSTOP) and the fourth resets its connection at every command it gets, again and
+again as the gateway comes back to it. Read cache off, so that every GET asks a card.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench.figures.options import Options
+from bench.figures.record import Claim, Report, Row, ratios
+from bench.pod import Card, Pod, running_pod
+from bench.processes import child
+from integration.client import Client, Status, connect
+
+BLOCK_BYTES = 65536
+BLOCKS_OF_CARD = 256
+PROBES_PER_SECOND = 1000
+# Few, so that their absence in the windows with faults does not make room for the prober.
+OTHERS_PER_SECOND = 50
+IO_TIMEOUT_MS = 500
+LIMIT = 1.2
+
+
+@dataclass(frozen=True)
+class Window:
+    """Latencies of one stretch of time, in microseconds."""
+
+    p50: float
+    p99: float
+    failed: int
+
+
+class Prober:
+    """Reads stored blocks of some cards, one at a time, `PROBES_PER_SECOND`."""
+
+    def __init__(self, client: Client, pod: Pod, cards: list[Card]) -> None:
+        self._client = client
+        self._choices = random.Random(1)
+        self._stored = [entry for card in cards for entry in store_blocks(client, pod, card)]
+        [self._block] = client.alloc(1, BLOCK_BYTES)
+
+    def window(self, seconds: float) -> Window:
+        """Probe for so long. A probe that is late begins at once, and later ones are not made up for."""
+        taken, failed = [], 0
+        begin = time.perf_counter()
+        due, end = begin, begin + seconds
+        while due < end:
+            time.sleep(max(0.0, due - time.perf_counter()))
+            began = time.perf_counter()
+            key, dialog = self._choices.choice(self._stored)
+            [reply] = self._client.get([key], [self._block], dialog)
+            ended = time.perf_counter()
+            taken.append((ended - began) * 1e6)
+            failed += reply.status != Status.OK
+            due = max(due + 1 / PROBES_PER_SECOND, ended)
+        percents = statistics.quantiles(taken, n=100)
+        return Window(percents[49], percents[98], failed)
+
+
+def store_blocks(client: Client, pod: Pod, card: Card) -> list[tuple[bytes, int]]:
+    """Store blocks on the card; key and dialog of each."""
+    entries = [(os.urandom(32), dialog) for dialog in pod.dialogs_of(card, BLOCKS_OF_CARD)]
+    [block] = client.alloc(1, BLOCK_BYTES)
+    for key, dialog in entries:
+        if client.put([key], [block], dialog) != [Status.OK]:
+            raise ValueError(f"the card {card.serial} did not store a block")
+    client.free([block])
+    return entries
+
+
+def measure(options: Options) -> Report:
+    """Windows with and without faults in turn."""
+    seconds = 1.0 if options.quick else 5.0
+    settings = {"read_cache_size": 0, "io_timeout_ms": IO_TIMEOUT_MS}
+    calm, rough, flaps = list[Window](), list[Window](), list[int]()
+    with running_pod(options.directory, cards=4, capacity=1 << 28, **settings) as pod:
+        *healthy, hung, flapping = pod.cards
+        with connect(socket=str(pod.socket), strict=True) as client, _others(pod, options):
+            prober = Prober(client, pod, healthy)
+            prober.window(1.0)
+            for _ in range(options.repeats):
+                calm.append(prober.window(seconds))
+                with _faults(hung, flapping, flaps):
+                    rough.append(prober.window(seconds))
+                pod.wait_active(4)
+    return _report(calm, rough, flaps, seconds)
+
+
+@contextmanager
+def _others(pod: Pod, options: Options) -> Iterator[None]:
+    """Reads of the two cards that get into trouble, from a process of their own."""
+    command = [sys.executable, "-m", "bench.figures.others", str(options.directory), str(OTHERS_PER_SECOND)]
+    with child([*command, *(card.serial for card in pod.cards)], options.directory / "others.log") as load:
+        load.line(60.0)
+        yield
+
+
+@contextmanager
+def _faults(hung: Card, flapping: Card, flaps: list[int]) -> Iterator[None]:
+    before = flapping.control("stats")["accepted"]
+    flapping.control("fault io drop")
+    try:
+        with hung.suspended():
+            yield
+    finally:
+        flapping.control("fault clear")
+        flaps.append(flapping.control("stats")["accepted"] - before)
+
+
+def _report(calm: list[Window], rough: list[Window], flaps: list[int], seconds: float) -> Report:
+    ratio = ratios([window.p99 for window in rough], [window.p99 for window in calm])
+    rows = [
+        Row("p50, undisturbed", "us", [window.p50 for window in calm]),
+        Row("p50, one card hangs and one flaps", "us", [window.p50 for window in rough]),
+        Row("p99, undisturbed", "us", [window.p99 for window in calm]),
+        Row("p99, one card hangs and one flaps", "us", [window.p99 for window in rough]),
+        Row("ratio of p99", "", ratio),
+        Row("connections that the flapping card took", "in a window", flaps),
+    ]
+    failed = sum(window.failed for window in [*calm, *rough])
+    claims = [
+        Claim("p99 with faults / undisturbed", rows[4].median, LIMIT, at_most=True),
+        Claim("GETs of healthy cards that failed", failed, 0, at_most=True),
+    ]
+    conditions = {
+        "cards": 4,
+        "block_bytes": BLOCK_BYTES,
+        "window_seconds": seconds,
+        "probes_per_second": PROBES_PER_SECOND,
+        "reads_of_each_other_card_per_second": OTHERS_PER_SECOND,
+        "io_timeout_ms": IO_TIMEOUT_MS,
+        "read_cache_size": 0,
+    }
+    return Report("faults", rows, claims, conditions)

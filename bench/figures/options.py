@@ -1,0 +1,23 @@
+"""What every figure is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """`repeats` of everything, interleaved; `quick` is a trial that is small enough for a busy machine.
+
+    `directory` is an empty folder for sockets and logs; `peers` is where the peers are installed, `spdk` a
+    built source tree of SPDK (None: without it).
+    """
+
+    directory: Path
+    repeats: int
+    quick: bool
+    trace: Path | None
+    requests: int | None
+    peers: Path
+    spdk: Path | None
