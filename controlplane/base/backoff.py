@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 Clock = Callable[[], float]
 Random = Callable[[], float]
@@ -37,6 +38,32 @@ class Backoff:
     def reset(self) -> None:
         """Start over: the last try went well."""
         self._ceiling = self._first
+
+
+class Tries:
+    """0 to `count` - 1, with a pause before each but the first: `async for _ in Tries(4)`.
+
+    For what others may undo or overtake, such as a transaction with compares: who lost tries again after a
+    time of its own, so that of many that write at once each gets its turn.
+    """
+
+    def __init__(
+        self, count: int, first: float = 0.01, cap: float = 0.2, *, uniform: Random = random.random
+    ) -> None:
+        self._count = count
+        self._made = 0
+        self._pause = Backoff(first, cap, uniform=uniform)
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._made == self._count:
+            raise StopAsyncIteration
+        if self._made:
+            await asyncio.sleep(self._pause.next())
+        self._made += 1
+        return self._made - 1
 
 
 class Deadline:

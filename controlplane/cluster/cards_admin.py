@@ -6,6 +6,7 @@ import asyncio
 
 from akv.v1 import cluster_pb2 as pb
 
+from controlplane.base.backoff import Tries
 from controlplane.base.logging import get_logger
 from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, Unavailable
 from controlplane.cluster.card_views import DEFAULT_NUM_DBS, cards_response, listed_at, plan_response
@@ -80,7 +81,7 @@ class CardsAdmin:
     ) -> tuple[pb.ForgetCardResponse, ClusterSnapshot]:
         """Forget it in the registry that the answer was made from, not in one that changed meanwhile."""
         lost: pb.ForgetCardResponse | None = None
-        for _ in range(FORGET_TRIES):
+        async for _ in Tries(FORGET_TRIES):
             picture = await self._picture(membership)
             if lost is not None and not _is_registered(picture, serial):
                 return lost, picture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from akv.v1 import pki_pb2
 
 from controlplane.base import pki
 from controlplane.base.addresses import AddressError, canonical_address
-from controlplane.base.backoff import Backoff
 from controlplane.base.join_token import JoinToken
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Identity, PkiError, Role
@@ -30,14 +28,13 @@ from controlplane.store.access import (
     remove_user,
 )
 from controlplane.store.client import EtcdClient
-from controlplane.store.errors import Refusal, RequestRefused, StoreError
+from controlplane.store.errors import StoreError
 from controlplane.store.hosts import read_host, update_host
 from controlplane.store.pki_records import NameRecord, TokenRecord
 
 TOKEN_SECONDS = 24 * 3600
 MAX_TOKEN_SECONDS = 30 * 24 * 3600
 MAX_OPEN_TOKENS = 64
-REGISTER_TRIES = 4
 
 _ETCD_ROLES = {Role.HOST: ROOT_ROLE, Role.GATEWAY: GATEWAY_ROLE}
 NOT_SECURE = "this cluster has no certificates: its hosts run with AWC_SECURITY=insecure-loopback"
@@ -218,28 +215,15 @@ class Issuer:
         return certificate
 
     async def _register(self, identity: Identity, certificate: pki.Certificate) -> None:
-        """Note the certificate, and make its name a user of etcd where it needs one.
-
-        Within a second of the moment when access control was switched on, etcd 3.5.30 was seen once to refuse
-        its administrator (1 of 60 runs on a busy machine). So a refusal counts when it is repeated.
-        """
+        """Note the certificate, and make its name a user of etcd where it needs one."""
         wanted = self._name(identity, certificate)
-        pause = Backoff(0.1, 0.4)
-        for left in reversed(range(REGISTER_TRIES)):
-            try:
-                holder = await self._note(wanted, identity)
-                break
-            except StoreError as error:
-                if left == 0 or not _is_denied(error):
-                    raise Unavailable(f"no certificate for {identity}: etcd: {error}; ask again") from error
-            await asyncio.sleep(pause.next())
+        try:
+            holder = await pki_records.claim_name(self._link.client, wanted)
+            if holder == wanted and identity.role in _ETCD_ROLES:
+                await add_user(self._link.client, identity.name, _ETCD_ROLES[identity.role])
+        except StoreError as error:
+            raise Unavailable(f"no certificate for {identity}: etcd: {error}; ask again") from error
         _check_role(holder, identity)
-
-    async def _note(self, wanted: NameRecord, identity: Identity) -> NameRecord:
-        holder = await pki_records.claim_name(self._link.client, wanted)
-        if holder == wanted and identity.role in _ETCD_ROLES:
-            await add_user(self._link.client, identity.name, _ETCD_ROLES[identity.role])
-        return holder
 
     async def _spend(self, token_id: str, secret: bytes, identity: Identity) -> None:
         """Take the token away, if it is a good one and the name is free. Raises RequestError, StoreError."""
@@ -275,10 +259,6 @@ async def _check_is_out(client: EtcdClient, host: str) -> None:
     record = await read_host(client, host)
     if record is not None and record.enabled:
         raise InvalidRequest(f"{host} is a host of the cluster: take it out by remove_node -n {host} first")
-
-
-def _is_denied(error: StoreError) -> bool:
-    return isinstance(error, RequestRefused) and error.refusal is Refusal.PERMISSION_DENIED
 
 
 def _check_role(holder: NameRecord, identity: Identity) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from akv.etcd import etcd_pb2 as pb
 
+from controlplane.base.backoff import Tries
 from controlplane.store import kv, schema
 from controlplane.store.client import EtcdClient, Q, R, Rpc
 from controlplane.store.errors import OutcomeUnknown, Refusal, RequestRefused, StoreUnavailable
@@ -80,7 +81,7 @@ async def _add_role(client: EtcdClient, name: str) -> None:
 
 async def _repeat(client: EtcdClient, rpc: Rpc[Q, R], request: Q, done: Refusal | None = None) -> None:
     """Call what does the same when it is repeated, until its answer is known; `done`: it was so already."""
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         try:
             await client.write(rpc, request, AUTH_CALL_SECONDS)
         except OutcomeUnknown:

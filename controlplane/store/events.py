@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controlplane.base.backoff import Tries
 from controlplane.model.events import EVENTS_KEPT, KINDS, MAX_TEXT, ClusterEvent, Note
 from controlplane.store import codec, kv
 from controlplane.store.client import EtcdClient
@@ -11,7 +12,7 @@ from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 
 EVENTS_PREFIX = b"/events/"
 _DIGITS = 20
-_TRIES = 6
+_TRIES = 8
 
 
 async def read_events(client: EtcdClient, *, seconds: float | None = None) -> tuple[ClusterEvent, ...]:
@@ -29,7 +30,7 @@ async def append_events(client: EtcdClient, host: str, notes: Sequence[Note]) ->
 
     After a lost answer they may stand there twice: better than not at all.
     """
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         kept = await read_events(client)
         first = kept[-1].number + 1 if kept else 1
         operations = [kv.put(_key(first + offset), _encode(host, note)) for offset, note in enumerate(notes)]

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from akv.etcd import etcd_pb2 as pb
 
+from controlplane.base.backoff import Tries
 from controlplane.model.catalogue import Assignment, ModelSpec, NodeRecord
 from controlplane.store import fleet_records as records
 from controlplane.store import kv, schema
@@ -114,7 +115,7 @@ class FleetLedger:
         operations = [
             kv.delete(key) if value is None else kv.put(key, value) for key, value in changes.items()
         ]
-        for _ in range(_TRIES):
+        async for _ in Tries(_TRIES):
             compare = [kv.unchanged(key, self._revisions.get(key, 0)) for key in changes]
             try:
                 done = await fenced_txn(self._client, self._fence, compare, operations)

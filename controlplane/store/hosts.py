@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from controlplane.base.backoff import Tries
 from controlplane.model.cards import HostRecord
 from controlplane.store import codec, kv, schema
 from controlplane.store.client import EtcdClient
@@ -27,7 +28,7 @@ async def update_host(
     StoreError, or RecordError when the present record is unreadable.
     """
     key = schema.node_key(host)
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         pair = await client.get(key)
         current = None if pair is None else codec.decode_host(host, pair.value)
         wanted = change(current)

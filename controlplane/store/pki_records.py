@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 
 from akv.etcd import etcd_pb2 as pb
 
+from controlplane.base.backoff import Tries
 from controlplane.store import codec, kv
 from controlplane.store.client import EtcdClient
 from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
@@ -76,7 +77,7 @@ async def claim_name(client: EtcdClient, record: NameRecord) -> NameRecord:
     Raises StoreError.
     """
     key, value = _name_key(record.name), _encode_name(record)
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         pair = await client.get(key)
         holder = _decode_name(pair) if pair is not None else record
         if holder.role != record.role or holder.revoked:

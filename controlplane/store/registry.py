@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controlplane.base.backoff import Tries
 from controlplane.model.cards import RegistryEntry
 from controlplane.store import codec, kv, schema
 from controlplane.store.client import EtcdClient
@@ -30,7 +31,7 @@ async def register_card(client: EtcdClient, serial: str, nqn: str, uuid: str) ->
     Serial and NQN are the identity. The UUID is noted as it was at the first sight; it does not decide, since
     there are targets (Linux nvmet) whose UUID changes at each start.
     """
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         entries, revision = await _read_registry(client)
         known = next(
             (entry for entry in entries.values() if serial == entry.serial or nqn == entry.nqn), None

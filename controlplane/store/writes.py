@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from akv.etcd import etcd_pb2 as pb
 
+from controlplane.base.backoff import Tries
 from controlplane.model.cards import CardRecord, ClusterConfig, HealthRecord, HostRecord
 from controlplane.store import codec, kv, schema
 from controlplane.store.client import EtcdClient
@@ -23,7 +24,7 @@ _TRIES = 4
 async def create_cluster(client: EtcdClient, config: ClusterConfig) -> ClusterConfig:
     """Write the cluster's identity once; returns the one that holds, be it older. Raises StoreError."""
     value = codec.encode_config(config)
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         try:
             answer = await client.txn(
                 [kv.absent(schema.CONFIG_KEY)],
@@ -76,7 +77,7 @@ async def put_if_changed(
     client: EtcdClient, key: bytes, value: bytes, fence: Leadership | None = None
 ) -> bool:
     """Make `key` hold `value`; True when that took a write. Raises LeadershipLost, or StoreError."""
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         current = await client.get(key)
         if current is not None and current.value == value:
             return False
@@ -87,7 +88,7 @@ async def put_if_changed(
 
 async def delete_key(client: EtcdClient, key: bytes, fence: Leadership | None = None) -> bool:
     """Make `key` absent; True when that took a write. Raises LeadershipLost, or StoreError."""
-    for _ in range(_TRIES):
+    async for _ in Tries(_TRIES):
         current = await client.get(key)
         if current is None:
             return False

@@ -1,7 +1,10 @@
 """The client against a real etcd, with dead and silent endpoints beside it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from akv.etcd import etcd_pb2 as pb
 
@@ -168,6 +171,36 @@ async def test_refusals_are_not_retried(etcd: EtcdCluster) -> None:
         with pytest.raises(RequestRefused) as caught:
             await client.read(lambda e: e.kv.Range, request)
         assert caught.value.refusal is Refusal.FUTURE_REVISION
+
+
+@asynccontextmanager
+async def denying(host: str) -> AsyncIterator[str]:
+    """The address of a member that refuses every read, as one that knows a new user too late does."""
+
+    async def deny(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Range": grpc.unary_unary_rpc_method_handler(deny)
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("etcdserverpb.KV", handlers)])
+    port = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    yield f"{host}:{port}"
+    await server.stop(None)
+
+
+async def test_a_denial_counts_when_it_is_repeated(etcd: EtcdCluster, loopback_net: LoopbackNet) -> None:
+    async with denying(loopback_net.host(4)) as denier:
+        async with EtcdClient([denier, *etcd.endpoints], call_seconds=5.0) as client:
+            assert await client.get(b"/nothing") is None
+            assert client.counts.attempts == 2
+        async with EtcdClient([denier], call_seconds=30.0) as client:
+            with pytest.raises(RequestRefused) as caught:
+                await client.get(b"/nothing")
+            assert caught.value.refusal is Refusal.PERMISSION_DENIED
+            assert 2 < client.counts.attempts < 10
 
 
 async def test_something_that_is_no_etcd_is_passed_over(etcd: EtcdCluster, loopback_net: LoopbackNet) -> None:

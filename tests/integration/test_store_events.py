@@ -46,10 +46,10 @@ async def test_hosts_that_append_at_once_lose_nothing(etcd: EtcdCluster) -> None
             for step in range(3):
                 await append_events(own, f"h{number}", [note(f"{number}.{step}")])
 
-    await asyncio.gather(*map(append, range(3)))
+    await asyncio.gather(*map(append, range(4)))
     async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         texts = [event.note.text for event in await read_events(client)]
-    assert sorted(texts) == sorted(f"{number}.{step}" for number in range(3) for step in range(3))
+    assert sorted(texts) == sorted(f"{number}.{step}" for number in range(4) for step in range(3))
 
 
 async def test_an_event_that_can_not_be_read_is_left_out(client: EtcdClient) -> None:

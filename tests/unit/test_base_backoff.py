@@ -1,8 +1,10 @@
 """Backoff and deadlines."""
 
+import asyncio
+
 import pytest
 
-from controlplane.base.backoff import Backoff, Deadline
+from controlplane.base.backoff import Backoff, Deadline, Tries
 
 
 def test_doubles_to_the_cap_and_starts_over() -> None:
@@ -32,3 +34,16 @@ def test_deadline_counts_down_and_stops_at_zero() -> None:
     now[0] = 99.0
     assert deadline.remaining() == 0.0
     assert deadline.expired
+
+
+async def test_tries_pause_between_each_other_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    assert [number async for number in Tries(5, 0.1, 0.3, uniform=lambda: 0.0)] == [0, 1, 2, 3, 4]
+    assert pauses == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    assert [number async for number in Tries(1, 0.1, 0.3)] == [0]
+    assert len(pauses) == 4
