@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 READY_SECONDS = 60.0
 END_SECONDS = 10.0
 
@@ -45,9 +43,11 @@ class Child:
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time until now."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+        """User and system time of all its threads until now, to the nanosecond.
+
+        /proc counts hundredths of a second. The clock's number is that of clock_getcpuclockid(3).
+        """
+        return time.clock_gettime((~self._process.pid << 3) | 2)
 
     def tell(self, line: str) -> None:
         """Write one line to its input."""

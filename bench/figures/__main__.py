@@ -19,12 +19,16 @@ from rich.console import Console
 
 from bench.figures.options import Options
 from bench.figures.record import Report, machine_facts
+from bench.peers.install import InstallError
+from bench.peers.stages import OPENERS
 from bench.processes import ProcessError
 from integration.client import ClientError
 
 FIGURES = {
     "idle": "CPU of the gateway's processes with four cards and a client that asks nothing",
     "faults": "GETs of healthy cards while one card hangs and one flaps",
+    "path": "the whole path beside bare loopback TCP: PUT and GET by size and batch, CPU",
+    "peers": "the same, and other caches side by side",
 }
 
 
@@ -36,7 +40,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="akv-bench-") as directory:
             report = measure(_options(options, Path(directory)))
-    except (ProcessError, ClientError, OSError, ValueError) as error:
+    except (ProcessError, InstallError, ClientError, OSError, ValueError) as error:
         print(f"bench {options.figure}: {error}", file=sys.stderr)
         return 2
     machine["load_after"] = round(os.getloadavg()[0], 2)
@@ -61,6 +65,9 @@ def _options(options: argparse.Namespace, directory: Path) -> Options:
         requests=options.requests,
         peers=options.peers,
         spdk=options.spdk,
+        caches=options.caches,
+        sizes=options.sizes,
+        batches=options.batches,
     )
 
 
@@ -84,7 +91,26 @@ def _parser() -> argparse.ArgumentParser:
         "--peers", type=Path, default=Path("build/peers"), help="where peers are (%(default)s)"
     )
     parser.add_argument("--spdk", type=Path, help="a built source tree of SPDK, to compare with")
+    parser.add_argument("--caches", type=_caches, help=f"of {', '.join(OPENERS)} (path and peers)")
+    parser.add_argument("--sizes", type=_sizes, help="of blocks, as in 256K,1M")
+    parser.add_argument("--batches", type=_sizes, help="blocks of a call, or depths, as in 1,32")
     return parser
+
+
+def _caches(text: str) -> list[str]:
+    unknown = set(text.split(",")) - OPENERS.keys()
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not one of {', '.join(OPENERS)}")
+    return text.split(",")
+
+
+def _sizes(text: str) -> list[int]:
+    return [_size(part) for part in text.split(",")]
+
+
+def _size(text: str) -> int:
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    return int(text if factor == 1 else text[:-1]) * factor
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ class Options:
     """`repeats` of everything, interleaved; `quick` is a trial that is small enough for a busy machine.
 
     `directory` is an empty folder for sockets and logs; `peers` is where the peers are installed, `spdk` a
-    built source tree of SPDK (None: without it).
+    built source tree of SPDK (None: without it). `caches`, `sizes` in bytes and `batches` narrow what is
+    measured (None: all).
     """
 
     directory: Path
@@ -21,3 +23,6 @@ class Options:
     requests: int | None
     peers: Path
     spdk: Path | None
+    caches: Sequence[str] | None
+    sizes: Sequence[int] | None
+    batches: Sequence[int] | None

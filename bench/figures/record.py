@@ -68,12 +68,13 @@ class Claim:
 
 @dataclass
 class Report:
-    """One figure. `conditions` say what was set up; `machine` where and when."""
+    """One figure. `conditions` say what was set up; `overview` is shown instead of all rows."""
 
     figure: str
     rows: list[Row]
     claims: list[Claim]
     conditions: dict[str, Any]
+    overview: Table | None = None
 
     def record(self, command: Sequence[str], machine: dict[str, Any]) -> dict[str, Any]:
         """As JSON."""
@@ -88,13 +89,16 @@ class Report:
 
     def table(self) -> Group:
         """For a person."""
+        return Group(self.overview or self._all_rows(), *(_sentence(claim) for claim in self.claims))
+
+    def _all_rows(self) -> Table:
         rows = Table(title=self.figure)
         for heading in ("case", "median", "least", "greatest", "unit", "repeats"):
             rows.add_column(heading, justify="left" if heading in ("case", "unit") else "right")
         for row in self.rows:
             spread = (row.median, min(row.values), max(row.values))
             rows.add_row(row.case, *(f"{value:.4g}" for value in spread), row.unit, str(len(row.values)))
-        return Group(rows, *(_sentence(claim) for claim in self.claims))
+        return rows
 
 
 def _sentence(claim: Claim) -> str:

@@ -1,1 +1,1 @@
-"""Other caches beside ours on this machine, in one run and interleaved: `python -m bench.peers`."""
+"""Other caches beside ours on this machine, in one run and interleaved: `make bench WHAT=peers`."""

@@ -135,18 +135,23 @@ def _redis_py(settings: Settings, stack: ExitStack) -> Stage:
     return Stage(_worker(settings, stack, "redis-py", str(socket)), [server])
 
 
-def _ours(name: str, settings: Settings, stack: ExitStack) -> Stage:
-    """One card in memory over NVMe/TCP, a dataplane with one worker, its control process."""
+def _ours(
+    worker_name: str, settings: Settings, stack: ExitStack, *, read_cache_size: int | None = 0
+) -> Stage:
+    """One card in memory over NVMe/TCP, a dataplane with one worker, its control process.
+
+    Without a read cache: each block is read once, and its copy would never be used.
+    """
     pod = stack.enter_context(
         running_pod(
             settings.directory,
             capacity=settings.capacity,
             shared_memory_size=4 * settings.memory,
-            read_cache_size=0,
+            read_cache_size=read_cache_size,
             io_timeout_ms=60_000,
         )
     )
-    worker = _worker(settings, stack, name, str(pod.socket), ours=True)
+    worker = _worker(settings, stack, worker_name, str(pod.socket), ours=True)
     return Stage(worker, [pod.cards[0].process, pod.dataplane, pod.control], pod.dataplane)
 
 
@@ -154,6 +159,7 @@ OPENERS: dict[str, Opener] = {
     "loopback": _loopback,
     "ours-arena": partial(_ours, "ours-arena"),
     "ours-region": partial(_ours, "ours-region"),
+    "ours-cached": partial(_ours, "ours-region", read_cache_size=None),
     "mooncake": _mooncake,
     "lmcache-resp": _lmcache,
     "redis-py": _redis_py,

@@ -7,7 +7,9 @@ import json
 import pytest
 from rich.console import Console
 
+from bench.figures.path import least, report
 from bench.figures.record import Claim, Report, Row, ratios
+from bench.peers.measure import Case, Plan, Run
 from bench.pod import dialogs_of
 from controlplane.model.routing import slot_for_dialog
 from controlplane.model.slots import match_slots
@@ -56,3 +58,35 @@ def test_dialogs_go_to_their_card() -> None:
         dialogs = dialogs_of(serial, serials, 20)
         assert len(set(dialogs)) == 20
         assert {slots[slot_for_dialog(dialog, slots) or 0] for dialog in dialogs} == {serial}
+
+
+def _run(cache: str, case: Case, repeat: int, speed: float) -> Run:
+    return Run(cache, case, repeat, speed, speed * 1000, 0.1, 0.2, 0.5, wrong=0)
+
+
+def test_the_claim_of_a_cache_is_that_of_its_worst_size() -> None:
+    plan = Plan(("loopback", "ours"), 2, [1 << 20, 2 << 20], [1, 32], 64 << 20, exists=True)
+    speeds = {1 << 20: 1.5, 2 << 20: 1.0, 4096: 1.0}
+    runs = [
+        _run(cache, case, repeat, speeds[case.size] * (repeat + 1) * (0.5 if cache == "ours" else 1.0))
+        for repeat in range(2)
+        for case in plan.cases()
+        for cache in plan.caches
+    ]
+    [claim] = least(runs, "get", 32, "ours", "loopback", 0.8)
+    assert (claim.measured, claim.holds) == (0.5, False)
+    assert list(least(runs, "get", 32, "ours", "not-measured", 0.8)) == []
+    made = report("peers", plan, runs, [claim])
+    first = next(row for row in made.rows if row.labels["cache"] == "ours")
+    assert (first.case, first.values) == ("put 1024 KiB x1, ours", [0.75, 1.5])
+    assert made.claims[-1].what == "wrong blocks"
+    assert made.claims[-1].holds
+
+
+def test_a_run_moves_what_it_is_told_to() -> None:
+    plan = Plan(("ours",), 1, [1 << 20], [32], 64 << 20, exists=True)
+    assert [(str(case), plan.rounds(case)) for case in plan.cases()] == [
+        ("put 1024 KiB x32", 2),
+        ("get 1024 KiB x32", 2),
+        ("exists 4 KiB x4096", 4),
+    ]
