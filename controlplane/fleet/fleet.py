@@ -46,7 +46,9 @@ class Fleet:
         limits: Limits | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        self._look_seconds = look_seconds
         self._limits = limits or Limits()
         self._clock = clock
         self._wall = wall
@@ -90,7 +92,7 @@ class Fleet:
                 self._standing = standing()
                 if self._standing.leads:
                     await self._lead(standing)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(self._look_seconds)
         finally:
             await self._forwarder.close()
 
@@ -113,7 +115,7 @@ class Fleet:
         scans = asyncio.create_task(term.scans.run(), name="fleet-scans")
         try:
             while self._standing.leads and self._standing.leadership is won.leadership and not work.done():
-                await asyncio.wait({work}, timeout=LOOK_SECONDS)
+                await asyncio.wait({work}, timeout=self._look_seconds)
                 self._standing = standing()
                 term.connections.end_those(self._standing.revoked, _REVOKED)
         finally:

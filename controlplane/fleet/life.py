@@ -75,9 +75,13 @@ def retry_delay(failures: int) -> float:
     return min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0**exponent)
 
 
-def placed(generation: int, now: float) -> ShardStatus:
-    """A shard with a place: `generation` 0 was never started, any other by an earlier leader."""
-    return ShardStatus(Phase.UNKNOWN if generation else Phase.PENDING, generation, now)
+def placed(generation: int, now: float, failures: int = 0) -> ShardStatus:
+    """A shard with a place: `generation` 0 was never started, any other by an earlier leader.
+
+    `failures` are those in a row before that start.
+    """
+    phase = Phase.UNKNOWN if generation else Phase.PENDING
+    return ShardStatus(phase, generation, now, failures=failures)
 
 
 def starting(status: ShardStatus, generation: int, now: float) -> ShardStatus:

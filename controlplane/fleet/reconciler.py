@@ -16,7 +16,7 @@ from controlplane.fleet.connections import Connections
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
-from controlplane.fleet.setbacks import Setbacks
+from controlplane.fleet.setbacks import Setbacks, recalled, to_record
 from controlplane.fleet.shards import Shards, Stray, head_address
 from controlplane.fleet.views import NodeViews
 from controlplane.model.catalogue import Assignment, Place
@@ -36,7 +36,7 @@ log = get_logger("fleet-reconciler")
 
 
 class Reconciler:
-    """The loop of one term. `wake` makes it look at once; `clock` is monotonic."""
+    """The loop of one term. `wake` makes it look at once; `clock` is monotonic, `wall` is Unix seconds."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Reconciler:
         shards: Shards,
         wake: asyncio.Event,
         clock: Clock,
+        wall: Clock,
     ) -> None:
         self._ledger = ledger
         self._inventory = inventory
@@ -53,6 +54,7 @@ class Reconciler:
         self._shards = shards
         self._wake = wake
         self._clock = clock
+        self._wall = wall
         self._commands = Commands(clock)
         self._views = NodeViews(inventory, connections, shards)
         self._starts = 0
@@ -62,6 +64,10 @@ class Reconciler:
         self.setbacks: Setbacks = {}
         self.unplaced: dict[str, str] = {}
         self.waiting = "the leader has just begun"
+
+    def recall(self) -> None:
+        """Take over what earlier leaders learned of nodes on which replicas keep failing."""
+        self.setbacks = recalled(self._ledger.records.setbacks, self._clock(), self._to_wall())
 
     async def run(self) -> None:
         """Work until cancelled. Raises LeadershipLost."""
@@ -87,8 +93,10 @@ class Reconciler:
             return False
         self._ledger.check()
         todo = plan(self.picture())
-        self._due, self._planned = False, self._clock()
-        self.unplaced, self.setbacks = todo.unplaced, todo.setbacks
+        # What leaves makes room: the next plan says for whom, and nothing else would ask for it.
+        self._due, self._planned = bool(todo.leave or todo.remove), self._clock()
+        self.unplaced = todo.unplaced
+        await self._save_setbacks(todo.setbacks)
         await self._carry_out(todo)
         return not todo.empty
 
@@ -144,6 +152,16 @@ class Reconciler:
         if fresh:
             await self._ledger.put_nodes(fresh)
 
+    async def _save_setbacks(self, setbacks: Setbacks) -> None:
+        """Write them down before anything that they led to: else a new leader would move a replica again."""
+        changed = to_record(self.setbacks, setbacks, self._to_wall())
+        if changed:
+            await self._ledger.put_setbacks(changed)
+        self.setbacks = setbacks
+
+    def _to_wall(self) -> float:
+        return self._wall() - self._clock()
+
     def _give_up_commands(self) -> None:
         for command in self._commands.overdue():
             log.warning(
@@ -192,10 +210,14 @@ class Reconciler:
                 self._send_start(assignment, place)
 
     def _numbered(self, start: Start) -> Assignment:
-        """A number for the start that is above those of all earlier leaders."""
+        """A number for the start above those of all earlier leaders, and the failures before it."""
         self._starts += 1
         generation = (self._ledger.term << _COUNTER_BITS) + self._starts
-        places = tuple(replace(place, generation=generation) for place in start.assignment.places)
+        statuses = self._shards.statuses
+        places = tuple(
+            replace(place, generation=generation, failures=statuses[place.shard_id].failures)
+            for place in start.assignment.places
+        )
         return replace(start.assignment, places=places)
 
     def _send_start(self, assignment: Assignment, place: Place) -> None:

@@ -32,6 +32,23 @@ def still_valid(setbacks: Setbacks, wanted: Iterable[str], now: float) -> dict[s
     return {replica: nodes for replica, nodes in valid.items() if nodes}
 
 
+def to_record(before: Setbacks, after: Setbacks, to_wall: float) -> dict[str, dict[str, float]]:
+    """What is to be written: changed setbacks in Unix seconds, by replica; empty where none are left.
+
+    `to_wall` is what makes Unix seconds of monotonic ones.
+    """
+    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    return {name: {node: until + to_wall for node, until in after.get(name, {}).items()} for name in changed}
+
+
+def recalled(recorded: Setbacks, now: float, to_wall: float) -> dict[str, dict[str, float]]:
+    """What an earlier leader wrote. No clock that is wrong, its own or this one, makes a node avoided longer."""
+    return {
+        name: {node: min(until - to_wall, now + AVOID_SECONDS) for node, until in nodes.items()}
+        for name, nodes in recorded.items()
+    }
+
+
 def failing_nodes(assignment: Assignment, statuses: Statuses, now: float) -> list[str]:
     """Nodes that the replica should leave now that its next start is due."""
     there = [(place.node_id, statuses[place.shard_id]) for place in assignment.places]

@@ -46,7 +46,9 @@ class Shards:
             for place in assignment.places:
                 self._places[place.shard_id] = place
                 if place.shard_id not in self.statuses:
-                    self.statuses[place.shard_id] = life.placed(place.generation, self._clock())
+                    self.statuses[place.shard_id] = life.placed(
+                        place.generation, self._clock(), place.failures
+                    )
 
     def drop(self, assignments: Iterable[Assignment]) -> None:
         """These assignments are no more."""

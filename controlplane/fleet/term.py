@@ -50,7 +50,9 @@ class Term:
         self.requests = Requests(self.connections)
         self.scans = FabricScans(self.inventory, self.connections, self.requests, wall)
         self.shards = Shards(clock, self.wake.set, uniform)
-        self.reconciler = Reconciler(ledger, self.inventory, self.connections, self.shards, self.wake, clock)
+        self.reconciler = Reconciler(
+            ledger, self.inventory, self.connections, self.shards, self.wake, clock, wall
+        )
         self._handlers: dict[str, Callable[[Node, Any], None]] = {
             "heartbeat": self.inventory.heartbeat,
             "shard_event": self._shard_event,
@@ -70,6 +72,7 @@ class Term:
             log.error("fleet record ignored", problem=problem)
         self.inventory.expect(self.ledger.records.nodes.values())
         self.shards.assign(self.ledger.records.assignments.values())
+        self.reconciler.recall()
 
     def close(self, ending: Ending) -> None:
         """End every stream."""

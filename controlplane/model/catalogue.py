@@ -73,13 +73,16 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One shard on one node. `generation` is the number of its last start, 0 before the first."""
+    """One shard on one node. `generation` is the number of its last start, 0 before the first, and `failures`
+    how often in a row it had failed there by then.
+    """
 
     shard_id: str
     node_id: str
     rank: int
     gpu_uuids: tuple[str, ...]
     generation: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

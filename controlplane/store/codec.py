@@ -60,6 +60,10 @@ class Fields:
             raise RecordError(f"{name} is {value}, which is not in {low}..{high}")
         return value
 
+    def optional_integer(self, name: str, low: int, high: int) -> int:
+        """A whole number that older writers did not write; 0 when it is missing."""
+        return self.integer(name, low, high) if name in self._values else 0
+
     def number(self, name: str) -> float:
         """A finite number."""
         value = self._get(name)

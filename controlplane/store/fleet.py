@@ -110,6 +110,20 @@ class FleetLedger:
             for replica in batch:
                 self.records.assignments.pop(replica, None)
 
+    async def put_setbacks(self, setbacks: Mapping[str, Mapping[str, float]]) -> None:
+        """Write which nodes these replicas avoid, until when in Unix seconds; none removes the record."""
+        for batch in _batches(list(setbacks.items())):
+            await self.commit(
+                {
+                    schema.fleet_setbacks_key(name): records.encode_setbacks(name, nodes) if nodes else None
+                    for name, nodes in batch
+                }
+            )
+            for name, nodes in batch:
+                self.records.setbacks.pop(name, None)
+                if nodes:
+                    self.records.setbacks[name] = dict(nodes)
+
     async def commit(self, changes: Changes) -> None:
         """Make these keys hold these values, in one transaction (at most 100 keys)."""
         operations = [
@@ -148,6 +162,8 @@ def _take(found: FleetRecords, pair: pb.KeyValue) -> None:
             found.assignments[replica] = records.decode_assignment(replica, pair.value)
         case "nodes", node:
             found.nodes[node] = records.decode_node(node, pair.value)
+        case "setbacks", replica:
+            found.setbacks[replica] = records.decode_setbacks(replica, pair.value)
         case "engines", _:
             found.engines = records.decode_engines(pair.value)
 

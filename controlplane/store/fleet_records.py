@@ -1,7 +1,8 @@
-"""The fleet's records as JSON: models, assignments, nodes, engines wanted. Read strictly, as all records."""
+"""The fleet's records as JSON: models, assignments, nodes, setbacks, engines. Read strictly, as all records."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +34,13 @@ class FleetRecords:
     """Everything below `/fleet/`; `problems` are the records that can't be read.
 
     A model that can't be read is wanted all the same, nobody knows how: `unreadable_models` has its name.
+    `setbacks` says of a replica which nodes it is to avoid, and until when in Unix seconds.
     """
 
     models: dict[str, ModelSpec] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    setbacks: dict[str, dict[str, float]] = field(default_factory=dict)
     engines: tuple[EngineWanted, ...] = ()
     problems: list[str] = field(default_factory=list)
     unreadable_models: set[str] = field(default_factory=set)
@@ -77,6 +80,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
             "rank": place.rank,
             "gpu_uuids": list(place.gpu_uuids),
             "generation": place.generation,
+            "failures": place.failures,
         }
         for place in assignment.places
     ]
@@ -116,6 +120,20 @@ def decode_node(node: str, value: bytes) -> NodeRecord:
     return NodeRecord(
         node, fields.integer("incarnation", 0, 2**64 - 1), fields.flag("draining"), fields.flag("lost")
     )
+
+
+def encode_setbacks(replica: str, nodes: Mapping[str, float]) -> bytes:
+    """`/fleet/setbacks/<replica>`."""
+    avoided = [{"node_id": node, "until": until} for node, until in sorted(nodes.items())]
+    return encode({"replica_id": replica, "nodes": avoided})
+
+
+def decode_setbacks(replica: str, value: bytes) -> dict[str, float]:
+    """Inverse of `encode_setbacks`. Raises RecordError."""
+    fields = Fields(value)
+    if fields.text("replica_id") != replica:
+        raise RecordError(f"replica_id is {fields.text('replica_id')!r}, not that of its key")
+    return {avoided.text("node_id"): avoided.number("until") for avoided in fields.objects("nodes")}
 
 
 def encode_engines(engines: tuple[EngineWanted, ...]) -> bytes:
@@ -197,4 +215,5 @@ def _place(fields: Fields) -> Place:
         fields.integer("rank", 0, _BIG),
         fields.strings("gpu_uuids"),
         fields.integer("generation", 0, _BIG),
+        fields.optional_integer("failures", 0, _BIG),
     )

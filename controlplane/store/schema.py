@@ -80,15 +80,20 @@ def fleet_node_key(node: str) -> bytes:
     return FLEET_PREFIX + b"nodes/" + _segment(node, "node")
 
 
+def fleet_setbacks_key(replica: str) -> bytes:
+    """`/fleet/setbacks/<replica>`."""
+    return FLEET_PREFIX + b"setbacks/" + _segment(replica, "replica")
+
+
 def parse_fleet_key(key: bytes) -> tuple[str, str] | None:
-    """The kind ("models", "assignments", "nodes", "engines") and the name; None for any other key."""
+    """The kind ("models", "assignments", "nodes", "setbacks", "engines") and the name; None for another key."""
     if key == FLEET_ENGINES_KEY:
         return "engines", ""
     parts = key.split(b"/")
     if not key.startswith(FLEET_PREFIX) or len(parts) != 4 or not parts[3]:
         return None
     kind = parts[2].decode("utf-8", "replace")
-    return (kind, _name(parts[3])) if kind in {"models", "assignments", "nodes"} else None
+    return (kind, _name(parts[3])) if kind in {"models", "assignments", "nodes", "setbacks"} else None
 
 
 def parse_key(key: bytes) -> RecordKey | None:

@@ -26,7 +26,7 @@ PROFILE = Profile(
     "p", "vllm", "0.11", ("--a", "{port}"), {"KEY": "v"}, 2, "H100", 1, 2, 3, "ib0", True, "w", 9, "/h", 5.0
 )
 MODEL = ModelSpec("m", 3, (PROFILE,), 4)
-ASSIGNMENT = Assignment("m/0", "m", PROFILE, (Place("m-0-0", "gpu-1", 0, ("a", "b"), 7),), "it leaves")
+ASSIGNMENT = Assignment("m/0", "m", PROFILE, (Place("m-0-0", "gpu-1", 0, ("a", "b"), 7, 2),), "it leaves")
 
 
 @pytest_asyncio.fixture
@@ -50,13 +50,22 @@ async def test_a_new_leader_reads_what_the_last_one_wrote(client: EtcdClient) ->
     await ledger.put_assignments([ASSIGNMENT])
     await ledger.put_nodes(nodes)
     await ledger.put_engines((EngineWanted("vllm", "1", "cuda"),))
+    avoided = {f"m/{n}": {"gpu-1": 1e9 + n + 0.5, "gpu-2": 2e9} for n in range(150)}
+    await ledger.put_setbacks(avoided)
+    await ledger.put_setbacks({"m/0": {"gpu-2": 2e9}, "m/1": {}})
+    avoided = {**avoided, "m/0": {"gpu-2": 2e9}}
+    del avoided["m/1"]
+    assert ledger.records.setbacks == avoided
     await first.lease.close()
+    with pytest.raises(LeadershipLost):
+        await ledger.put_setbacks({"m/2": {}})
     second = await lead(client, "host-2")
     read = FleetLedger(client, second)
     await read.load()
     assert read.records.models == {"m": MODEL}
     assert read.records.assignments == {"m/0": ASSIGNMENT}
     assert sorted(read.records.nodes.values(), key=lambda n: n.incarnation) == nodes
+    assert read.records.setbacks == avoided
     assert read.records.engines == (EngineWanted("vllm", "1", "cuda"),)
     assert read.term > ledger.term
     await read.delete_model("m")
@@ -87,12 +96,15 @@ async def test_an_unreadable_record_is_named_and_left_alone(client: EtcdClient) 
     await client.txn([], [kv.put(schema.fleet_model_key("bad"), b'{"name": 3}')])
     await client.txn([], [kv.put(schema.fleet_model_key("m"), fleet_records.encode_model(MODEL))])
     await client.txn([], [kv.put(b"/fleet/later/x", b"of a later version")])
+    await client.txn([], [kv.put(schema.fleet_setbacks_key("m/0"), b'{"replica_id": "m/1", "nodes": []}')])
     leadership = await lead(client)
     ledger = FleetLedger(client, leadership)
     await ledger.load()
     assert list(ledger.records.models) == ["m"]
-    assert len(ledger.records.problems) == 1
+    assert len(ledger.records.problems) == 2
     assert "/fleet/models/bad" in ledger.records.problems[0]
+    assert "replica_id is 'm/1', not that of its key" in ledger.records.problems[1]
+    assert ledger.records.setbacks == {}
     assert ledger.records.unreadable_models == {"bad"}
     assert (await client.get(schema.fleet_model_key("bad"))) is not None
     await ledger.put_model(replace(MODEL, name="bad"))

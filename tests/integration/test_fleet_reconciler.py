@@ -16,11 +16,11 @@ from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
 from controlplane.base.pki import Role
-from controlplane.fleet import life
+from controlplane.fleet import life, reconciler, setbacks
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import Limits, NodeState
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import FAST, SECONDS, FleetHost, RunningAgent, SimAgent, leading, secure_channel
+from tests.support.fleet import SECONDS, FleetHost, RunningAgent, SimAgent, leading, secure_channel
 from tests.support.pki import TestAuthority
 from tests.support.waiting import eventually
 
@@ -29,8 +29,13 @@ QUICK_RETRY = 0.3
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restarts after fractions of a second; how the delay grows is tested where it is computed."""
+    """Restarts after fractions of a second; how the delay grows is tested where it is computed.
+
+    And no plan is made for want of something better to do: whatever happens has to ask for its own.
+    """
     monkeypatch.setattr(life, "FIRST_RETRY_SECONDS", QUICK_RETRY)
+    monkeypatch.setattr(reconciler, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(reconciler, "QUIET_SECONDS", 3600.0)
 
 
 @pytest_asyncio.fixture
@@ -119,7 +124,9 @@ async def test_a_gpu_that_someone_else_uses_is_not_taken(host: FleetHost) -> Non
         assert list(agent.starts[0].gpu_uuids) == ["gpu-1-gpu1"]
 
 
-async def test_progress_is_shown_and_a_crash_is_restarted_with_its_output_kept(host: FleetHost) -> None:
+async def test_progress_is_shown_and_a_crash_is_restarted_with_its_output_kept(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with agent_of(host) as agent:
         agent.hold_starts = True
         await agent.connect()
@@ -135,13 +142,17 @@ async def test_progress_is_shown_and_a_crash_is_restarted_with_its_output_kept(h
         await agent.crash("m-0-0")
         again = await until(host, "m-0-0", pb.SHARD_STATE_STARTING, failures=1)
         assert again.generation > first.generation
+        monkeypatch.setattr(life, "FIRST_RETRY_SECONDS", 600.0)
         await agent.crash("m-0-0")
         failed = await until(host, "m-0-0", pb.SHARD_STATE_FAILED, failures=2)
         assert (failed.exit_code, list(failed.last_output)) == (3, ["Traceback", "boom"])
         assert failed.reason == "exit code 3"
 
 
-async def test_a_start_that_is_refused_is_tried_again_and_says_why(host: FleetHost) -> None:
+async def test_a_start_that_is_refused_is_tried_again_and_says_why(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "FIRST_RETRY_SECONDS", 2.0)  # long enough to see the failure
     async with agent_of(host) as agent:
         refusals = 0
         obey = agent.on_message
@@ -181,7 +192,9 @@ async def test_how_a_shard_ended_while_its_node_had_no_stream_is_still_told(
         assert (told.failures, list(told.last_output)) == (1, ["bye"])
 
 
-async def test_what_keeps_failing_on_one_node_runs_on_another(host: FleetHost) -> None:
+async def test_what_keeps_failing_on_one_node_runs_on_another_and_the_next_leader_knows(
+    host: FleetHost, etcd: EtcdCluster
+) -> None:
     async with agent_of(host, gpus=1) as bad, agent_of(host, "gpu-2") as good:
         await bad.connect()
         await bad.hear("ack")
@@ -196,6 +209,26 @@ async def test_what_keeps_failing_on_one_node_runs_on_another(host: FleetHost) -
         assert moved.reason == "moved here, it kept failing on gpu-1"
         assert moved.generation > bad.starts[-1].generation
         assert len(bad.starts) == 3
+        for number in range(1, 3):
+            await good.crash("m-0-0")
+            await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, failures=number)
+        await forgets_nothing(host, etcd, good)
+
+
+async def forgets_nothing(host: FleetHost, etcd: EtcdCluster, good: RunningAgent) -> None:
+    """The next leader knows the node that was left, and the failures in a row on the present one."""
+    other = await new_leader(host, etcd)
+    try:
+        avoided = other.term.reconciler.setbacks["m/0"]
+        assert list(avoided) == ["gpu-1"]
+        assert 0 < avoided["gpu-1"] - other.term.clock() <= setbacks.AVOID_SECONDS
+        async with agent_of(other, "gpu-2", gpus=1, sequence=good.sequence) as again:
+            again.shards = good.shards
+            await again.connect()
+            adopted = await until(other, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="gpu-2", failures=2)
+            assert adopted.reason == "moved here, it kept failing on gpu-1"
+    finally:
+        await other.stop()
 
 
 async def test_a_slow_start_is_stopped_and_fails(host: FleetHost) -> None:
@@ -253,7 +286,8 @@ async def test_a_drained_node_is_emptied_and_given_back(host: FleetHost) -> None
 async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_returns(
     etcd: EtcdCluster,
 ) -> None:
-    host = FleetHost("host-1", insecure=True, limits=FAST)
+    limits = Limits(heartbeat=0.2, suspect=1.0, lost=3.0, grace=4.0)
+    host = FleetHost("host-1", insecure=True, limits=limits)
     await host.start()
     await host.lead(etcd.endpoints[0])
     try:
@@ -390,7 +424,7 @@ async def test_a_new_leader_acts_after_its_grace_when_a_node_does_not_come(
         await a.connect()
         await b.connect()
         await eventually(lambda: len(host.term.ledger.records.nodes) == 2, "both are known", SECONDS)
-        limits = Limits(heartbeat=0.5, suspect=60.0, lost=600.0, grace=3.0)
+        limits = Limits(heartbeat=0.5, suspect=60.0, lost=600.0, grace=1.5)
         began = time.monotonic()
         other = await new_leader(host, etcd, limits=limits)
         try:

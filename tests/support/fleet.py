@@ -43,6 +43,7 @@ class FleetHost:
             name,
             require_identity=not insecure,
             channel=insecure_channel if files is None else self._secure_channel,
+            look_seconds=0.02,
             **fleet,
         )
         self.api = ""
@@ -147,6 +148,7 @@ class SimAgent:
     call: Any = None
     _reader: asyncio.Task[None] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _speaking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __aenter__(self) -> Self:
@@ -197,9 +199,13 @@ class SimAgent:
 
     async def hear(self, kind: str, count: int = 1) -> Any:
         """The `count`th message of a kind, once it came."""
-        await eventually(
-            lambda: len(self.of_kind(kind)) >= count or self.ended.is_set(), f"{kind} came", SECONDS
-        )
+        try:
+            async with asyncio.timeout(SECONDS):
+                while len(self.of_kind(kind)) < count and not self.ended.is_set():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"not within {SECONDS} s: {kind} came") from None
         found = self.of_kind(kind)
         assert len(found) >= count, f"the stream ended without {kind}: {await self.status()}"
         return found[count - 1]
@@ -236,12 +242,14 @@ class SimAgent:
                 if not isinstance(message, pb.LeaderMessage):
                     return
                 self.heard.append(message)
+                self._news.set()
                 if self.on_message is not None:
                     await self.on_message(message)
         except grpc.aio.AioRpcError:
             return
         finally:
             self.ended.set()
+            self._news.set()
 
 
 class RunningAgent(SimAgent):

@@ -154,7 +154,6 @@ class World:
     def new_leader(self) -> None:
         """Beliefs are lost, records are not; every node that is heard registers anew."""
         self.shards = Shards(lambda: self.now, uniform=lambda: 0.0)
-        self.setbacks = {}
         self.shards.assign(self.assignments.values())
         for name, node in self.nodes.items():
             if node.heard:
@@ -179,7 +178,10 @@ class World:
 
     def _start(self, assignment: Assignment) -> None:
         number = next(self._generations)
-        places = tuple(replace(place, generation=number) for place in assignment.places)
+        places = tuple(
+            replace(place, generation=number, failures=self.shards.statuses[place.shard_id].failures)
+            for place in assignment.places
+        )
         fresh = replace(assignment, places=places)
         self.assignments[fresh.replica_id] = fresh
         self.shards.assign([fresh])

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import plan
-from controlplane.fleet.setbacks import AVOID_SECONDS, MAX_MOVES, MOVE_AFTER, still_valid
+from controlplane.fleet.setbacks import (
+    AVOID_SECONDS,
+    MAX_MOVES,
+    MOVE_AFTER,
+    recalled,
+    still_valid,
+    to_record,
+)
 from controlplane.model.catalogue import ModelSpec, Profile
 from tests.support.fleet_world import World, WorldNode
 
@@ -85,6 +92,40 @@ def test_what_fails_everywhere_comes_to_rest() -> None:
     w.refuse_starts.clear()
     live(w, 400)
     assert phases(w) == {Phase.RUNNING}
+
+
+def test_changes_of_the_leader_forget_nothing() -> None:
+    """Neither the failures in a row, which make the pauses longer, nor the nodes that were left."""
+    w = world(*[1] * 12)
+    w.refuse_starts.update(w.nodes)
+    w.models["m"] = model()
+    homes: list[str] = []
+    while w.now < 1000.0 + AVOID_SECONDS - 60:
+        homes += [node for _, node in live(w, 100)["m/0"]]
+        w.new_leader()
+    assert len([node for node, before in zip(homes, ["", *homes], strict=False) if node != before]) == (
+        MAX_MOVES + 1
+    )
+    assert len(set(homes)) == MAX_MOVES + 1
+    assert len(w.started) < 48
+
+
+def test_what_was_recorded_holds_for_the_next_leader_whatever_its_clocks_say() -> None:
+    before = {"a/0": {"n0": 500.0}, "b/0": {"n1": 900.0}}
+    after = {"a/0": {"n0": 500.0, "n2": 4000.0}, "c/0": {"n3": 700.0}}
+    record = to_record(before, after, 1_000_000.0)
+    assert record == {
+        "a/0": {"n0": 1_000_500.0, "n2": 1_004_000.0},
+        "b/0": {},
+        "c/0": {"n3": 1_000_700.0},
+    }
+    assert to_record(after, after, 1_000_000.0) == {}
+    # Another machine: its monotonic clock began elsewhere, at the same time of day.
+    assert recalled({"a/0": record["a/0"]}, 50.0, 1_000_350.0) == {"a/0": {"n0": 150.0, "n2": 3650.0}}
+    # Its time of day is years behind: a node is avoided for an hour at most.
+    assert recalled({"a/0": record["a/0"]}, 50.0, 0.0) == {
+        "a/0": {"n0": 50.0 + AVOID_SECONDS, "n2": 50.0 + AVOID_SECONDS}
+    }
 
 
 def test_of_several_nodes_only_the_failing_one_is_exchanged() -> None:
