@@ -42,7 +42,7 @@ def to_record(before: Setbacks, after: Setbacks, to_wall: float) -> dict[str, di
 
 
 def recalled(recorded: Setbacks, now: float, to_wall: float) -> dict[str, dict[str, float]]:
-    """What an earlier leader wrote. No clock that is wrong, its own or this one, makes a node avoided longer."""
+    """What an earlier leader wrote. A clock that is wrong, its own or this one, avoids no node for longer."""
     return {
         name: {node: min(until - to_wall, now + AVOID_SECONDS) for node, until in nodes.items()}
         for name, nodes in recorded.items()

@@ -1,4 +1,4 @@
-"""The fleet's records as JSON: models, assignments, nodes, setbacks, engines. Read strictly, as all records."""
+"""The fleet's records as JSON: models, assignments, nodes, setbacks, engines. They are read strictly."""
 
 from __future__ import annotations
 

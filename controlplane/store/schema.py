@@ -86,7 +86,7 @@ def fleet_setbacks_key(replica: str) -> bytes:
 
 
 def parse_fleet_key(key: bytes) -> tuple[str, str] | None:
-    """The kind ("models", "assignments", "nodes", "setbacks", "engines") and the name; None for another key."""
+    """The kind ("models", "assignments", "nodes", "setbacks" or "engines") and name; None for another key."""
     if key == FLEET_ENGINES_KEY:
         return "engines", ""
     parts = key.split(b"/")
