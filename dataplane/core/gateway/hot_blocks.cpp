@@ -35,8 +35,11 @@ bool HotBlocks::settle_get(Batch& batch, std::uint32_t index) {
 
 bool HotBlocks::settle_exists(Batch& batch, std::uint32_t index) {
   const BlockName name = name_of(batch, index);
+  // Most keys have no copy: they are spared the look at the generations, which is far away in memory.
+  const auto slot = cache_.find_any(name);
+  if (!slot) return false;
   const auto generation = names_.generations.stable(name.hash);
-  if (!generation || !cache_.find(name, *generation)) return false;
+  if (!generation || !cache_.is_present(*slot, *generation)) return false;
   outcomes_.counters().add(Counter::exists_cached);
   outcomes_.present(batch, index);
   return true;

@@ -27,19 +27,23 @@ ReadCache::~ReadCache() {
   share_.held->fetch_sub(used_pages_ * kPageBytes, std::memory_order_relaxed);
 }
 
-std::optional<ReadCache::Slot> ReadCache::search(const BlockName& name) noexcept {
-  for (Slot slot = bucket(name); slot != kNone; slot = blocks_[slot].next) {
+std::optional<ReadCache::Slot> ReadCache::find_any(const BlockName& name) const noexcept {
+  for (Slot slot = buckets_[bucket_of(name)]; slot != kNone; slot = blocks_[slot].next) {
     if (blocks_[slot].name == name) return slot;
   }
   return std::nullopt;
 }
 
-std::optional<ReadCache::Slot> ReadCache::find(const BlockName& name, std::uint64_t generation) {
-  const auto slot = search(name);
-  if (!slot || blocks_[*slot].generation == generation) return slot;
+bool ReadCache::is_present(Slot slot, std::uint64_t generation) {
+  if (blocks_[slot].generation == generation) return true;
   counters_.add(Counter::cache_stale);
-  drop(*slot);
-  return std::nullopt;
+  drop(slot);
+  return false;
+}
+
+std::optional<ReadCache::Slot> ReadCache::find(const BlockName& name, std::uint64_t generation) {
+  const auto slot = find_any(name);
+  return slot && is_present(*slot, generation) ? slot : std::nullopt;
 }
 
 std::span<const std::byte> ReadCache::bytes(Slot slot) const noexcept {
@@ -96,7 +100,7 @@ ReadCache::Slot ReadCache::take_slot() {
 }
 
 void ReadCache::commit(Slot slot, const BlockName& name, std::uint64_t generation) {
-  if (const auto before = search(name)) drop(*before);
+  if (const auto before = find_any(name)) drop(*before);
   if (known_ == buckets_.size()) grow_buckets();
   Block& block = blocks_[slot];
   block.name = name;

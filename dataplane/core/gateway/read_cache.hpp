@@ -44,6 +44,9 @@ class ReadCache {
 
   // The block of that name and generation; a copy of another generation leaves. Counts as no use.
   [[nodiscard]] std::optional<Slot> find(const BlockName& name, std::uint64_t generation);
+  // The two halves of find(): the block of that name, whatever its generation, and whether it is of that one.
+  [[nodiscard]] std::optional<Slot> find_any(const BlockName& name) const noexcept;
+  [[nodiscard]] bool is_present(Slot slot, std::uint64_t generation);
   [[nodiscard]] std::span<const std::byte> bytes(Slot slot) const noexcept;
   void used(Slot slot) noexcept { policy_.hit(slot); }
 
@@ -69,10 +72,10 @@ class ReadCache {
     Slot next{kNone};  // with the same bucket
   };
 
-  [[nodiscard]] Slot& bucket(const BlockName& name) noexcept {
-    return buckets_[name.mixed() & (buckets_.size() - 1)];
+  [[nodiscard]] std::size_t bucket_of(const BlockName& name) const noexcept {
+    return name.mixed() & (buckets_.size() - 1);
   }
-  [[nodiscard]] std::optional<Slot> search(const BlockName& name) noexcept;
+  [[nodiscard]] Slot& bucket(const BlockName& name) noexcept { return buckets_[bucket_of(name)]; }
   [[nodiscard]] Slot take_slot();
   [[nodiscard]] std::optional<std::uint32_t> make_room(std::uint32_t pages);
   [[nodiscard]] bool evict_one();
