@@ -43,6 +43,7 @@ def measure_lookups(client: Client, batch: int, calls: int, repeats: int) -> Ite
             runs[case].append(_times(_call(client, case, keys[case.keys], dialog), calls))
     for case, times in runs.items():
         speeds = [batch * calls / sum(run) / 1e6 for run in times]
+        middles = [statistics.median(run) * 1e3 for run in times]
         yield {
             "call": case.call,
             "keys": case.keys,
@@ -50,8 +51,10 @@ def measure_lookups(client: Client, batch: int, calls: int, repeats: int) -> Ite
             "mkeys_per_s": round(statistics.median(speeds), 3),
             "mkeys_per_s_min": round(min(speeds), 3),
             "mkeys_per_s_max": round(max(speeds), 3),
-            "p50_ms": round(statistics.median(statistics.median(run) for run in times) * 1e3, 3),
+            "p50_ms": round(statistics.median(middles), 3),
             "repeats": repeats,
+            "mkeys_per_s_of_runs": [round(speed, 3) for speed in speeds],
+            "p50_ms_of_runs": [round(middle, 3) for middle in middles],
         }
 
 

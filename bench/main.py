@@ -15,7 +15,7 @@ from bench.dialogs import request_of
 from bench.generate import write_trace
 from bench.initiator import InitiatorSettings, measure_initiator
 from bench.lookups import measure_lookups
-from bench.report import HitCount
+from bench.report import HitCount, readable
 from bench.run import ReplaySettings, Run, arena_bytes
 from bench.simulate import UnlimitedCards
 from bench.statistics import measure
@@ -63,6 +63,8 @@ def _replay(options: argparse.Namespace) -> int:
         rate=options.rate,
     )
     summary = Run(settings, _client_config(options)).execute()
+    if not options.json:
+        print(readable(summary))
     return _exit_code(summary)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.dialogs import Request, request_of
 from bench.replay import WINDOW, Outcome, Replayer, outcome_record
-from bench.report import Summary, readable
+from bench.report import Summary
 from bench.simulate import UnlimitedCards
 from bench.trace import read_trace
 from integration.client import ClientConfig, GatewayUnavailableError, connect
@@ -28,13 +28,13 @@ _AWAY_S = 0.2
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What to replay. Rows `start` to `start + requests` of `trace`; `loop` until a signal.
+    """What to replay. Rows `start` to `start + requests` of `trace` (None: to its end).
 
-    At most `rate` requests a second (None: as fast as it goes).
+    `loop`: again and again until a signal. At most `rate` requests a second (None: as fast as it goes).
     """
 
     trace: Path
-    requests: int
+    requests: int | None
     start: int
     loop: bool
     block_bytes: int
@@ -73,8 +73,6 @@ class Run:
             replayer.close()
         record = self._summary.record(time.monotonic() - began)
         self._emit({"event": "summary", **record})
-        if not self._settings.json_lines:
-            print(readable(record))
         return record
 
     def _pass(self, replayer: Replayer) -> bool:

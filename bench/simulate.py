@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence, Set
 
 from bench.dialogs import Request
 from controlplane.model.routing import slot_for_dialog
@@ -33,7 +34,25 @@ class UnlimitedCards:
         return matched
 
 
-def prefix(keys: Sequence[bytes], stored: set[bytes]) -> int:
+class LruCache:
+    """One cache of `capacity` blocks for all dialogs, that drops what was longest not read or stored."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def serve(self, request: Request) -> int:
+        """Blocks of the longest stored prefix, which is read; then the rest of the request is stored."""
+        matched = prefix(request.keys, self._blocks.keys())
+        for key in request.keys:
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
+        return matched
+
+
+def prefix(keys: Sequence[bytes], stored: Set[bytes]) -> int:
     """How many keys from the first on are stored without a gap."""
     for index, key in enumerate(keys):
         if key not in stored:

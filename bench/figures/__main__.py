@@ -12,11 +12,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 
+from bench.figures import faults, hot, idle, lookups, path, peers, trace
 from bench.figures.options import Options
 from bench.figures.record import Report, machine_facts
 from bench.peers.install import InstallError
@@ -24,11 +24,15 @@ from bench.peers.stages import OPENERS
 from bench.processes import ProcessError
 from integration.client import ClientError
 
-FIGURES = {
-    "idle": "CPU of the gateway's processes with four cards and a client that asks nothing",
-    "faults": "GETs of healthy cards while one card hangs and one flaps",
-    "path": "the whole path beside bare loopback TCP: PUT and GET by size and batch, CPU",
-    "peers": "the same, and other caches side by side",
+FIGURES: dict[str, tuple[Callable[[Options], Report], str]] = {
+    "path": (path.measure, "the whole path beside bare loopback TCP: PUT and GET by size and batch, CPU"),
+    "peers": (peers.measure, "the same, and other caches side by side"),
+    "hot": (hot.measure, "GETs that the gateway's read cache answers"),
+    "lookups": (lookups.measure, "EXISTS and match_prefix of keys that the gateway knows and of others"),
+    "trace": (trace.measure, "the conversation trace on four cards: wrong blocks, hit ratio, balance, speed"),
+    "bounded": (trace.measure_bounded, "the same with room for 10,000 blocks in all, against an exact LRU"),
+    "faults": (faults.measure, "GETs of healthy cards while one card hangs and one flaps"),
+    "idle": (idle.measure, "CPU of the gateway's processes with four cards and a client that asks nothing"),
 }
 
 
@@ -36,7 +40,7 @@ def main() -> int:
     """Take the figure; 0 when it was taken, whether or not it is what is wanted."""
     options = _parser().parse_args()
     machine = machine_facts()
-    measure: Callable[[Options], Report] = import_module(f"bench.figures.{options.figure}").measure
+    measure, _ = FIGURES[options.figure]
     try:
         with tempfile.TemporaryDirectory(prefix="akv-bench-") as directory:
             report = measure(_options(options, Path(directory)))
@@ -46,12 +50,12 @@ def main() -> int:
     machine["load_after"] = round(os.getloadavg()[0], 2)
     command = ["python", "-m", "bench.figures", *sys.argv[1:]]
     options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / f"{options.figure}.json"
-    path.write_text(json.dumps(report.record(command, machine), indent=1) + "\n")
+    written = options.output / f"{options.figure}.json"
+    written.write_text(json.dumps(report.record(command, machine), indent=1) + "\n")
     console = Console(width=130)
     console.print(report.table())
     console.print(
-        f"{machine['cores']} cores, {machine['cpu']}, load {machine['load_before']}; all values: {path}"
+        f"{machine['cores']} cores, {machine['cpu']}, load {machine['load_before']}; all values: {written}"
     )
     return 0
 
@@ -72,7 +76,7 @@ def _options(options: argparse.Namespace, directory: Path) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:10} {what}" for name, what in FIGURES.items())
+    listing = "\n".join(f"  {name:10} {what}" for name, (_, what) in FIGURES.items())
     parser = argparse.ArgumentParser(
         "bench.figures",
         description=__doc__,

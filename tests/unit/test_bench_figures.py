@@ -7,10 +7,12 @@ import json
 import pytest
 from rich.console import Console
 
+from bench.dialogs import Request
 from bench.figures.path import least, report
 from bench.figures.record import Claim, Report, Row, ratios
 from bench.peers.measure import Case, Plan, Run
 from bench.pod import dialogs_of
+from bench.simulate import LruCache
 from controlplane.model.routing import slot_for_dialog
 from controlplane.model.slots import match_slots
 
@@ -90,3 +92,12 @@ def test_a_run_moves_what_it_is_told_to() -> None:
         ("get 1024 KiB x32", 2),
         ("exists 4 KiB x4096", 4),
     ]
+
+
+def test_an_lru_drops_what_was_longest_not_used() -> None:
+    cache = LruCache(3)
+    served = [
+        cache.serve(Request(list(keys), 0, 0)) for keys in ([b"a", b"b"], [b"a", b"c"], [b"d"], [b"a", b"b"])
+    ]
+    # The last one finds a, which was read after b; b was dropped when d came.
+    assert served == [0, 1, 0, 1]
