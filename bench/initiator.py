@@ -50,7 +50,7 @@ def measure_initiator(settings: InitiatorSettings) -> Iterator[dict[str, Any]]:
     runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(settings.repeats):
         for case in cases:
-            runs[case].append(_run(settings, case))
+            runs[case].append(run_case(settings, case))
     for case in cases:
         yield summarize(case, runs[case])
 
@@ -75,7 +75,8 @@ def summarize(case: Case, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _run(settings: InitiatorSettings, case: Case) -> dict[str, Any]:
+def run_case(settings: InitiatorSettings, case: Case) -> dict[str, Any]:
+    """One run of one case, as `akv-initiator` tells it. Raises ValueError with its words where it fails."""
     command = [_program(), "--target", settings.target, "--nqn", settings.nqn, "--op", case.op]
     command += ["--io-size", case.size, "--qd", str(case.depth), "--seconds", str(settings.seconds)]
     limit = settings.seconds + _START_SECONDS

@@ -99,7 +99,7 @@ def running_pod(directory: Path, *, cards: int = 1, capacity: int, **settings: A
     """The pod, once the gateway uses all cards. `capacity` bytes are each card's; `settings` are keys of
     gateway.yaml. Everything ends with the block."""
     with ExitStack() as stack:
-        running = [_card(stack, directory, number, capacity) for number in range(cards)]
+        running = [stack.enter_context(running_card(directory, number, capacity)) for number in range(cards)]
         config = _config(directory, running, settings)
         dataplane = _program(stack, directory, "akv-dataplane", config)
         control = _program(stack, directory, "akv-gateway", config)
@@ -108,15 +108,17 @@ def running_pod(directory: Path, *, cards: int = 1, capacity: int, **settings: A
         yield Pod(running, dataplane, control, directory / "gateway.sock", status)
 
 
-def _card(stack: ExitStack, directory: Path, number: int, capacity: int) -> Card:
+@contextmanager
+def running_card(directory: Path, number: int, capacity: int) -> Iterator[Card]:
+    """A software card of `capacity` bytes in memory, once it listens."""
     serial, port = f"B{number}P0", free_port(HOST)
     nqn = f"nqn.2024-01.io.akv.bench:{serial.lower()}"
     command: list[str | Path] = [BIN / "akv-softcard", "serve", "--id", f"xdp{number}", "--serial", serial]
     command += ["--nqn", nqn, "--listen", f"{HOST}:{port}", "--state-dir", directory]
     command += ["--capacity", str(capacity)]
-    process = stack.enter_context(child(command, directory / f"{serial}.log"))
-    process.wait_port(HOST, port)
-    return Card(serial, nqn, port, process, directory)
+    with child(command, directory / f"{serial}.log") as process:
+        process.wait_port(HOST, port)
+        yield Card(serial, nqn, port, process, directory)
 
 
 def _config(directory: Path, cards: list[Card], settings: dict[str, Any]) -> Path:

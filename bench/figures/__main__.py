@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.figures import faults, hot, idle, lookups, path, peers, trace
+from bench.figures import faults, hot, idle, initiator, lookups, path, peers, trace
 from bench.figures.options import Options
 from bench.figures.record import Report, machine_facts
 from bench.peers.install import InstallError
@@ -25,6 +25,7 @@ from bench.processes import ProcessError
 from integration.client import ClientError
 
 FIGURES: dict[str, tuple[Callable[[Options], Report], str]] = {
+    "initiator": (initiator.measure, "the NVMe/TCP initiator alone by size and depth; beside SPDK's"),
     "path": (path.measure, "the whole path beside bare loopback TCP: PUT and GET by size and batch, CPU"),
     "peers": (peers.measure, "the same, and other caches side by side"),
     "hot": (hot.measure, "GETs that the gateway's read cache answers"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.dialogs import Request
 from bench.figures.path import least, report
 from bench.figures.record import Claim, Report, Row, ratios
+from bench.figures.spdk import total_mib_per_s
 from bench.peers.measure import Case, Plan, Run
 from bench.pod import dialogs_of
 from bench.simulate import LruCache
@@ -101,3 +102,13 @@ def test_an_lru_drops_what_was_longest_not_used() -> None:
     ]
     # The last one finds a, which was read after b; b was dropped when d came.
     assert served == [0, 1, 0, 1]
+
+
+def test_the_speed_of_spdk_is_read_from_its_total() -> None:
+    lines = [
+        "TCP (addr:127.0.0.1 subnqn:x) NSID 1 from core  1:  1200.00  2400.00  833.10  400.1  9000.2",
+        "=====",
+        "Total                                            :  1200.00  2400.50  833.10  400.1  9000.2",
+    ]
+    assert total_mib_per_s("\n".join(lines)) == 2400.5
+    assert total_mib_per_s("Total latency: unknown\n") is None
