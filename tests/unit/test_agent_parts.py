@@ -127,6 +127,19 @@ def test_a_leader_that_is_named_is_gone_to_once() -> None:
     assert hosts.hint("127.0.0.9:7")
 
 
+def test_hints_to_a_leader_that_died_do_not_use_up_the_one_to_its_successor() -> None:
+    """Standbys name the dead one until its lease has ended: for longer than there are hosts to ask."""
+    hosts = Hosts([parse_host_port(f"127.0.0.{number}:1") for number in (1, 2, 3)])
+    hosts.arrived(parse_host_port("127.0.0.1:1"))
+    for _ in range(4):
+        assert str(hosts.next()) in {"127.0.0.1:1", "127.0.0.2:1", "127.0.0.3:1"}
+        assert hosts.hint("127.0.0.1:1")  # to be gone to at once; there is no one
+        assert str(hosts.next()) == "127.0.0.1:1"
+        hosts.rested()
+    hosts.next()
+    assert hosts.hint("127.0.0.2:1")
+
+
 def test_hints_that_are_not_followed() -> None:
     hosts = Hosts([parse_host_port("127.0.0.1:1")], only_loopback=True)
     for text in ("", "rubbish", "127.0.0.1", "127.0.0.1:0", "10.0.0.1:5000", "evil.example:5000"):

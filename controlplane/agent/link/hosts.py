@@ -10,6 +10,8 @@ from controlplane.base.addresses import AddressError, HostPort, is_loopback, par
 class Hosts:
     """The configured hosts in turn; a host that named the leader is believed once for each time it says so.
 
+    A standby names a leader that died until another is chosen: such hints must not use up the ones after it.
+
     With `only_loopback` (insecure mode) a leader elsewhere is not gone to.
     """
 
@@ -43,6 +45,10 @@ class Hosts:
         self._leader = leader
         self._hints += 1
         return self._hints <= len(self._hosts)
+
+    def rested(self) -> None:
+        """There was a pause: the next hints are the first of a new row."""
+        self._hints = 0
 
     def arrived(self, host: HostPort) -> None:
         """This host leads. When its stream is lost, another one is asked first: this one may have died."""

@@ -84,6 +84,7 @@ class Link:
                 self._tell(host, str(error), refused=True)
             if not at_once:
                 await asyncio.sleep(self._backoff.next())
+                self._hosts.rested()
 
     async def _one_stream(self, host: HostPort) -> None:
         """One stream from its opening to its end. Raises SessionError or CredentialsError, always."""
