@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bench.dialogs import Request
 from bench.figures.path import least, report
+from bench.figures.plot import draw
 from bench.figures.record import Claim, Report, Row, ratios
 from bench.figures.spdk import total_mib_per_s
 from bench.peers.measure import Case, Plan, Run
@@ -112,3 +114,31 @@ def test_the_speed_of_spdk_is_read_from_its_total() -> None:
     ]
     assert total_mib_per_s("\n".join(lines)) == 2400.5
     assert total_mib_per_s("Total latency: unknown\n") is None
+
+
+def test_a_plot_has_a_panel_for_each_depth_and_the_same_bytes_again(tmp_path: Path) -> None:
+    rows = [
+        Row(
+            "",
+            "GB/s",
+            [speed, speed + 1],
+            {"cache": cache, "op": op, "size": size, "batch": batch, "field": "gb_per_s"},
+        )
+        for op in ("put", "get")
+        for batch in (1, 32)
+        for size in (256 << 10, 2 << 20)
+        for cache, speed in (("loopback", 2.0), ("ours-region", 1.8))
+    ]
+    machine = {"cores": 2, "cpu": "Example", "began": "2026-01-31T00:00:00+00:00"}
+    record = json.loads(json.dumps(Report("path", rows, [], {}).record([], machine)))
+    text = draw(record, tmp_path / "one.svg").read_text()
+    for word in (
+        "put, depth 1",
+        "get, depth 32",
+        "256 KiB",
+        "2 MiB",
+        "ours-region",
+        "2 cores, Example, 2026-01-31",
+    ):
+        assert word in text
+    assert draw(record, tmp_path / "two.svg").read_text() == text
