@@ -39,6 +39,36 @@ async def test_a_suspended_leader_is_left(
                 await second.stream()
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "reason"),
+    [
+        (session_module.QUEUED + 1, 1, "messages wait for the leader"),
+        (8, 1 << 20, "took no message for 0.5 s"),
+    ],
+)
+async def test_a_leader_that_reads_nothing_loses_the_stream(
+    agent_folder: Path,
+    loopback_net: LoopbackNet,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    size: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(session_module, "WRITE_SECONDS", 0.5)
+    reasons: list[str] = []
+    monkeypatch.setattr(link_module.Link, "_tell", lambda link, host, why, refused: reasons.append(why))
+    async with leader(loopback_net.host(1)) as lead:
+        lead.deaf = True
+        async with agent(write_config(agent_folder, "gpu-1", lead.address)) as running:
+            await eventually(lambda: running._link._session is not None, "it is connected", 30)
+            for number in range(count):
+                lines = ["x" * size]
+                answer = pb.AgentMessage(logs_answer=pb.LogsAnswer(request_id=str(number), lines=lines))
+                assert running._link.send(answer)
+            await lead.stream(1)
+    assert reason in reasons[0]
+
+
 async def test_a_hundred_lost_streams_leave_nothing_behind(
     agent_folder: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from controlplane.agent.shards.record import SPEC, STATE
 from controlplane.agent.shards.supervisor import ShardRefusedError
 from controlplane.agent.shards.vigil import Patience
 from tests.support.addresses import LoopbackNet
+from tests.support.procs import ROOT
 from tests.support.shards import end_all, engine_spec, get, phase, post, supervisor
 from tests.support.waiting import eventually
 
@@ -393,6 +396,37 @@ async def test_records_of_a_newer_version_are_read(root: Path, loopback_net: Loo
     async with supervisor(root) as keeper:
         again = await phase(keeper, "m-0-0", Phase.RUNNING)
         assert again.engine == shard.engine
+
+
+async def test_an_upgrade_of_the_agents_files_harms_no_shard(
+    root: Path, loopback_net: LoopbackNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder goes on with the code that it began with, although none of that is there any more."""
+    spec = engine_spec(loopback_net, "m-0-0", "--spawn", log_bytes=4096, log_files=2)
+    installed = tmp_path / "installed"
+    shutil.copytree(ROOT / "controlplane", installed / "controlplane")
+    python = tmp_path / "python"
+    path = f"{installed}:{Path(psutil.__file__).parents[1]}"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -S "$@"\n')  # -S: no other copy
+    python.chmod(0o755)
+    async with supervisor(root) as keeper:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(python))
+            await keeper.start(spec)
+            shard = await phase(keeper, "m-0-0", Phase.RUNNING)
+    assert shard.state is not None
+    assert str(installed) in psutil.Process(shard.state.holder.pid).environ()["PYTHONPATH"]
+    shutil.rmtree(installed)
+    async with supervisor(root) as keeper:
+        again = await phase(keeper, "m-0-0", Phase.RUNNING)
+        assert again.engine == shard.engine
+        for _ in range(3):  # more than one file of the log holds
+            await get(spec, f"/environment?{'x' * 3000}")
+        await eventually((again.directory.path / "output.log.1").exists, "the log is rotated")
+        await post(spec, "/crash")
+        await phase(keeper, "m-0-0", Phase.FAILED)
+        assert again.status.exit_code == 41
+        assert "something that can't be" in again.status.last_output
 
 
 @pytest.fixture

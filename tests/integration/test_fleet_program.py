@@ -25,7 +25,7 @@ from clustercli.plain import plain
 from clustercli.target import Target
 from tests.support.addresses import LoopbackNet
 from tests.support.agents import write_config
-from tests.support.cli import run_cli
+from tests.support.cli import Outcome, run_cli
 from tests.support.cluster_hosts import (
     ClusterHost,
     ask_members,
@@ -66,6 +66,12 @@ class Scene:
 
     def cli(self, *arguments: str) -> dict[str, Any]:
         return cli_json(self.asked(), *arguments)
+
+    def run(self, *arguments: str) -> Outcome:
+        """clustercli as an operator reads it; it has to succeed."""
+        outcome = run_cli("--host", self.asked().asked_at, *arguments)
+        assert outcome.returncode == 0, outcome.stderr
+        return outcome
 
     def ask(self, method: str, request: Message) -> dict[str, Any] | None:
         """An answer without a process of its own, for polls; None while there is none."""
@@ -136,8 +142,7 @@ def test_models_run_crash_drain_and_outlive_their_agent_and_the_leader(scene: Sc
 
     nodes = wait_until(ready, "both nodes are ready", SECONDS, every=0.3)
     assert [node["node_id"] for node in nodes["nodes"]] == ["gpu-1", "gpu-2"]
-    applied = run_cli("--host", scene.asked().asked_at, "models", "apply", "--wait", scene.model(2))
-    assert applied.returncode == 0, applied.stderr
+    applied = scene.run("models", "apply", "--wait", scene.model(2))
     assert "chat is written: revision 1, 2 replicas" in applied.stdout
     assert "chat-0-0: running on gpu-" in applied.stderr
     before = scene.wait_running("chat-0-0", "chat-1-0")
@@ -149,12 +154,31 @@ def test_models_run_crash_drain_and_outlive_their_agent_and_the_leader(scene: Sc
     check_leader_killed(scene)
     check_drain(scene)
 
-    stopped = run_cli("--host", scene.asked().asked_at, "stop", "chat")
-    assert stopped.returncode == 0, stopped.stderr
+    check_words(scene)
+    stopped = scene.run("stop", "chat")
     assert "Model chat is stopped" in stopped.stdout
     assert scene.shards() == {}
     scene.cli("models", "delete", "chat")
     assert scene.cli("models", "get")["models"] == []
+
+
+def check_words(scene: Scene) -> None:
+    """What an operator reads and says, by the names of the commands."""
+    assert [line.split()[:2] for line in scene.run("nodes").stdout.splitlines() if "gpu-" in line] == [
+        ["gpu-1", "ready"],
+        ["gpu-2", "ready"],
+    ]
+    started = scene.run("start", "chat", "--replicas", "1")
+    assert "Model chat: 1 replicas running" in started.stdout
+    assert "only 1 replicas are wanted" in started.stderr
+    table = scene.run("shards", "--model", "chat").stdout
+    assert "chat-0-0" in table
+    assert "chat-1-0" not in table
+    assert scene.cli("models", "get", "chat")["models"][0]["replicas"] == 1
+    wanted = scene.cli("provision", "none-such=1.0")
+    assert [node["not_installable"] for node in wanted["nodes"]] == [["none-such"]] * 2
+    assert scene.cli("provision", "--nothing")["engines"] == []
+    assert "chat-0-0" in scene.run("node", "gpu-2").stdout
 
 
 def check_logs(scene: Scene, shard: dict[str, Any]) -> None:
@@ -227,8 +251,7 @@ def check_leader_killed(scene: Scene) -> None:
 
 def check_drain(scene: Scene) -> None:
     """A drained node is emptied; both replicas run on the other."""
-    drained = run_cli("--host", scene.asked().asked_at, "drain", "gpu-1")
-    assert drained.returncode == 0, drained.stderr
+    drained = scene.run("drain", "gpu-1")
     assert "Node gpu-1 takes no shards and is empty" in drained.stdout
     shards = scene.wait_running("chat-0-0", "chat-1-0")
     assert {shard["node_id"] for shard in shards.values()} == {"gpu-2"}

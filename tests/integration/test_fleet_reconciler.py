@@ -16,7 +16,7 @@ from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
 from controlplane.base.pki import Role
-from controlplane.fleet import life, reconciler, setbacks
+from controlplane.fleet import commands, life, reconciler, setbacks
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import Limits, NodeState
 from tests.support.etcd import EtcdCluster
@@ -173,6 +173,27 @@ async def test_a_start_that_is_refused_is_tried_again_and_says_why(
         failed = await until(host, "m-0-0", pb.SHARD_STATE_FAILED)
         assert failed.reason == "its node refused the start: no such weights"
         await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
+
+
+async def test_a_start_that_its_node_does_not_confirm_is_taken_back(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been taken all the same: the shard has failed only once its node says that it is gone."""
+    monkeypatch.setattr(commands, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(life, "FIRST_RETRY_SECONDS", 600.0)
+    async with agent_of(host) as agent:
+        agent.on_message = None
+        await agent.connect()
+        await apply(host, model())
+        start = await agent.hear("start_shard")
+        ending = await until(host, "m-0-0", pb.SHARD_STATE_FAILED, failures=0)
+        assert ending.reason == "its node did not confirm the start"
+        stop = await agent.hear("stop_shard")
+        assert (stop.shard_id, stop.generation) == ("m-0-0", start.generation)
+        await agent.say(command_answer=pb.CommandAnswer(request_id=stop.request_id, gone=True))
+        failed = await until(host, "m-0-0", pb.SHARD_STATE_FAILED, failures=1)
+        assert failed.reason == "its node did not confirm the start"
+        assert len(agent.of_kind("start_shard")) == 1
 
 
 async def test_how_a_shard_ended_while_its_node_had_no_stream_is_still_told(

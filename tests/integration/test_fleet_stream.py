@@ -16,6 +16,7 @@ from akv.v1 import agent_pb2 as pb
 from controlplane.base import pki, tls
 from controlplane.base.pki import Role
 from controlplane.base.request_errors import Overrun, Unavailable
+from controlplane.fleet import stream
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import NodeState
 from controlplane.store.fleet_records import EngineWanted
@@ -364,7 +365,10 @@ async def test_a_register_on_an_open_stream_describes_the_node_anew(scene: Scene
         assert scene.host.term.connections.nodes() == ["gpu-1"]
 
 
-async def test_a_slow_reader_fills_its_queue_and_nobody_elses(scene: Scene) -> None:
+async def test_a_slow_reader_fills_its_queue_and_nobody_elses_and_loses_its_stream(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_SECONDS", 1.0)
     async with scene.agent("slow") as slow, scene.agent("quick") as quick:
         await slow.connect(read=False)
         await quick.connect()
@@ -384,6 +388,19 @@ async def test_a_slow_reader_fills_its_queue_and_nobody_elses(scene: Scene) -> N
         assert connections.get("slow").outbox.qsize() == 64
         connections.send("quick", pb.LeaderMessage(stop_shard=pb.StopShard(shard_id="b")))
         assert (await quick.hear("stop_shard")).shard_id == "b"
+        await eventually(lambda: connections.nodes() == ["quick"], "the slow one's stream is ended", SECONDS)
+        slow.listen()  # what was sent before comes first
+        code, words = await ending(slow)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert words == "node slow has read no command for 1 s"
+
+
+async def test_who_says_nothing_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "REGISTER_SECONDS", 0.3)
+    async with scene.agent() as agent:
+        agent.open()
+        code, words = await ending(agent)
+        assert (code, words) == (grpc.StatusCode.INVALID_ARGUMENT, "no opening message within 0.3 s")
 
 
 async def test_a_command_to_a_node_without_a_stream_is_refused(scene: Scene) -> None:

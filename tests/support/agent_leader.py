@@ -61,13 +61,14 @@ class Stream:
 
 
 class Leader(agent_pb2_grpc.AgentServiceServicer):
-    """Serves agents; with `leader` set it is a standby that names it."""
+    """Serves agents; with `standby_for` set it names another host, when `deaf` it reads no more."""
 
     def __init__(self, heartbeat: float = 0.2) -> None:
         self.heartbeat = heartbeat
         self.streams: list[Stream] = []
         self.standby_for: str | None = None
         self.refuse: tuple[grpc.StatusCode, str] | None = None
+        self.deaf = False
         self.calls = 0
         self.address = ""
         self._opened = asyncio.Event()
@@ -115,6 +116,8 @@ class Leader(agent_pb2_grpc.AgentServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this host is a standby", metadata)
 
     async def _read(self, context: Any, stream: Stream) -> None:
+        if self.deaf:
+            await stream.over.wait()
         while isinstance(message := await context.read(), agent_pb2.AgentMessage):
             stream.messages.append(message)
             stream.changed.set()

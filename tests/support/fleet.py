@@ -188,7 +188,11 @@ class SimAgent:
         self.call = agent_pb2_grpc.AgentServiceStub(self.channel).Connect()
         self.ended = asyncio.Event()
         if read:
-            self._reader = asyncio.create_task(self._read())
+            self.listen()
+
+    def listen(self) -> None:
+        """Read what the leader says from now on."""
+        self._reader = asyncio.create_task(self._read())
 
     async def say(self, *, sequence: int | None = None, **part: Any) -> None:
         """Send one message, with the next number unless another is given."""

@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             warm = time.monotonic() >= self.server.ready_at
             self._answer(500 if self.server.sick else 200 if warm else 503)
-        elif self.path == "/environment":
+        elif urlsplit(self.path).path == "/environment":
             self._answer(200, {"environment": dict(os.environ), "pid": os.getpid(), "argv": sys.argv[1:]})
         else:
             self._answer(404)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -49,7 +50,7 @@ class Shard:
         self._patience = patience
         self._holder: ProcessId | None = None
         self._launch_error = ""
-        self._saving = asyncio.Lock()
+        self._saving = threading.Lock()
         self._work: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -245,10 +246,14 @@ class Shard:
 
     async def _save_intent(self) -> None:
         try:
-            async with self._saving:
-                await asyncio.to_thread(self.directory.write_intent, self.intent)
+            await asyncio.to_thread(self._write_intent)
         except OSError as error:
             log.warning("Shard record not written", shard=self.spec.shard_id, error=str(error))
+
+    def _write_intent(self) -> None:
+        """For threads, which a cancelled task does not wait for: each in turn writes the newest intent."""
+        with self._saving:
+            self.directory.write_intent(self.intent)
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run one piece of work; it takes the place of what was begun before it."""
