@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from controlplane.agent.discovery.disks import mount_points
+from controlplane.agent.shards import shard as shard_module
+from controlplane.agent.shards import web
 from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.process import identify, is_running
 from controlplane.agent.shards.record import SPEC, STATE
@@ -29,6 +31,13 @@ from tests.support.shards import end_all, engine_spec, get, phase, post, supervi
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are asked often whether they serve or are drained; what is asked is the same."""
+    monkeypatch.setattr(web, "READY_POLL", 0.05)
+    monkeypatch.setattr(shard_module, "DRAIN_POLL", 0.05)
 
 
 @pytest.fixture
@@ -55,7 +64,7 @@ async def test_a_shard_starts_serves_and_stops(root: Path, loopback_net: Loopbac
 
 
 async def test_it_is_running_only_once_it_is_healthy(root: Path, loopback_net: LoopbackNet) -> None:
-    spec = engine_spec(loopback_net, "m-0-0", "--warm-up", "1.5")
+    spec = engine_spec(loopback_net, "m-0-0", "--warm-up", "1")
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         await eventually(lambda: keeper.shards[0].engine is not None, "the engine runs", 30)
@@ -229,7 +238,7 @@ async def test_drain_by_http_lets_a_request_end(root: Path, loopback_net: Loopba
     async with supervisor(root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
-        request = asyncio.create_task(post(spec, "/v1/completions?seconds=2"))
+        request = asyncio.create_task(post(spec, "/v1/completions?seconds=1"))
         await eventually(lambda: "under way" in shard.directory.log.read_text(), "it serves the request")
         await keeper.drain("m-0-0", 0, 60.0)
         assert shard.status.phase is Phase.DRAINING
@@ -245,7 +254,7 @@ async def test_drain_without_a_way_waits_for_the_connections(root: Path, loopbac
         await phase(keeper, "m-0-0", Phase.RUNNING)
         _, writer = await asyncio.open_connection(spec.address, spec.port)
         await keeper.drain("m-0-0", 0, 60.0)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.5)
         assert keeper.shards[0].status.phase is Phase.DRAINING
         writer.close()
         await phase(keeper, "m-0-0", Phase.STOPPED)
