@@ -45,6 +45,7 @@ from tests.support.waiting import eventually
 
 HEARTBEAT_SECONDS = 5.0
 GPUS = 8
+END_SECONDS = 30.0
 OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.keepalive_time_ms", 20000)]
 CHANNEL = [*tls.TLS_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
@@ -272,10 +273,21 @@ async def measure(options: argparse.Namespace) -> None:
             for process in loads:
                 process.kill()
                 await process.wait()
-            if leader.returncode is None:
-                leader.kill()
+            await end(leader)
+
+
+async def end(leader: asyncio.subprocess.Process) -> None:
+    """Let the leader end, which it does when its stdin does; say so where it ended otherwise."""
+    assert leader.stdin is not None
+    leader.stdin.close()
+    try:
+        async with asyncio.timeout(END_SECONDS):
             await leader.wait()
-            print(f"leader ended with {leader.returncode}", file=sys.stderr)
+    except TimeoutError:
+        leader.kill()
+        await leader.wait()
+    if leader.returncode:
+        print(f"leader ended with {leader.returncode}", file=sys.stderr)
 
 
 async def report(
