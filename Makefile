@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup protos demo lint fmt native-tests test tsan tidy fuzz properties check bench plots lab soak lock proto-baseline clean
+.PHONY: help setup protos demo lint fmt native-tests test tsan tidy fuzz properties check bench performance lab soak lock proto-baseline clean
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
@@ -62,7 +62,8 @@ bench: setup ## One figure of docs/performance.md (WHAT=NAME QUICK=1 REPEATS=5 O
 	@$(BIN)/python -m bench.figures $(or $(WHAT),--help) $(if $(QUICK),--quick) \
 	  $(if $(REPEATS),--repeats $(REPEATS)) $(if $(TRACE),--trace "$(TRACE)") $(OPTIONS)
 
-plots: setup ## Draw docs/plots from the figures in build/bench
+performance: setup ## Write tables and plots of docs/performance.md from the figures in build/bench
+	@$(BIN)/python -m bench.figures.page build/bench docs/performance.md
 	@$(BIN)/python -m bench.figures.plot build/bench docs/plots
 
 lab: ## A real engine under the agent; the initiator against Linux nvmet in a virtual machine

@@ -2,7 +2,8 @@
 
 Bare TCP makes as many copies of a block: into the kernel and out of it. `ours-arena` leases memory of the
 gateway, `ours-region` registers the client's, `ours-cached` is that with the gateway's read cache at its
-default size, which adds the copy into the cache to every GET (each block is read once).
+default size, which adds the copy into the cache to every GET (each block is read once), and `ours-polling`
+has `busy_poll` on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.figures.record import Claim, Report, Row, ratios
 from bench.peers.measure import Case, Plan, Run
 from bench.peers.measure import measure as run_caches
 
-CACHES = ("loopback", "ours-arena", "ours-region", "ours-cached")
+CACHES = ("loopback", "ours-arena", "ours-region", "ours-cached", "ours-polling")
 LIMIT = 0.8
 # Where the limit counts: single blocks wait for every hand-over.
 DEEP = 32

@@ -1,4 +1,4 @@
-"""Draw throughput by block size and depth: `make plots`, or `python -m bench.figures.plot IN OUT`.
+"""Draw throughput by block size and depth: `make performance`, or `python -m bench.figures.plot IN OUT`.
 
 Of each of `path`, `peers` and `initiator` that has a JSON file in the folder IN an SVG is written to the
 folder OUT: a panel for each operation and depth (blocks of a call, or commands outstanding), a line for each
@@ -25,6 +25,7 @@ COLOURS = {
     "ours-arena": "#1f77b4",
     "ours-region": "#08306b",
     "ours-cached": "#6baed6",
+    "ours-polling": "#41ab5d",
     "ours": "#08306b",
     "mooncake": "#d62728",
     "lmcache-resp": "#ff7f0e",

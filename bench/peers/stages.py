@@ -136,7 +136,12 @@ def _redis_py(settings: Settings, stack: ExitStack) -> Stage:
 
 
 def _ours(
-    worker_name: str, settings: Settings, stack: ExitStack, *, read_cache_size: int | None = 0
+    worker_name: str,
+    settings: Settings,
+    stack: ExitStack,
+    *,
+    read_cache_size: int | None = 0,
+    busy_poll: bool = False,
 ) -> Stage:
     """One card in memory over NVMe/TCP, a dataplane with one worker, its control process.
 
@@ -148,6 +153,7 @@ def _ours(
             capacity=settings.capacity,
             shared_memory_size=4 * settings.memory,
             read_cache_size=read_cache_size,
+            busy_poll=busy_poll,
             io_timeout_ms=60_000,
         )
     )
@@ -160,6 +166,7 @@ OPENERS: dict[str, Opener] = {
     "ours-arena": partial(_ours, "ours-arena"),
     "ours-region": partial(_ours, "ours-region"),
     "ours-cached": partial(_ours, "ours-region", read_cache_size=None),
+    "ours-polling": partial(_ours, "ours-region", busy_poll=True),
     "mooncake": _mooncake,
     "lmcache-resp": _lmcache,
     "redis-py": _redis_py,

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -140,6 +141,21 @@ TEST(Reactor, MailboxIsBounded) {
   EXPECT_EQ(accepted, 65536);
   reactor.run_once(milliseconds(0));
   EXPECT_TRUE(reactor.post([] {}));
+}
+
+std::chrono::nanoseconds cpu_time_of_this_thread() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+TEST(Reactor, BusyPollingFallsAsleepWhenNothingComes) {
+  Reactor reactor;
+  reactor.set_busy_polling(true);
+  static_cast<void>(reactor.call_after(milliseconds(300), [&] { reactor.stop(); }));
+  const auto before = cpu_time_of_this_thread();
+  reactor.run();
+  EXPECT_LT(cpu_time_of_this_thread() - before, milliseconds(100));
 }
 
 TEST(Reactor, StopFromAnotherThreadEndsRun) {

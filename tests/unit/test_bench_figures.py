@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from bench.dialogs import Request
+from bench.figures.page import rewritten, tables
 from bench.figures.path import least, report
 from bench.figures.plot import draw
 from bench.figures.record import Claim, Report, Row, ratios
@@ -142,3 +143,24 @@ def test_a_plot_has_a_panel_for_each_depth_and_the_same_bytes_again(tmp_path: Pa
     ):
         assert word in text
     assert draw(record, tmp_path / "two.svg").read_text() == text
+
+
+def test_the_page_gets_the_tables_of_the_figures_that_were_taken() -> None:
+    when = {"began": "2026-01-31T10:20:30+00:00", "load_before": 0.1}
+    machine = {"cores": 2, "cpu": "Example", "commit": "abc", "kernel": "6"} | when
+    labels: dict[str, str | int] = {"cache": "ours", "op": "get", "size": 2 << 20, "batch": 32}
+    row = Row("", "GB/s", [1.0, 2.0, 1.5], labels | {"field": "gb_per_s"})
+    taken = Report("path", [row], REPORT.claims, {"cards": 1})
+    records = {"path": taken.record(["make"], machine)}
+    kept = "b\n<!-- figure hot -->\nkept\n<!-- end hot -->\n"
+    page = f"a\n<!-- figure path -->\noutdated\n<!-- end path -->\n{kept}"
+    text = rewritten(page, records)
+    assert "| get 2 MiB x32 | 1.5 (1 to 2) |" in text
+    assert "| against TCP | at least 0.8 | 0.75 | **short** |" in text
+    assert "2026-01-31 10:20 UTC, commit abc: 2 cores, Example" in text
+    assert "outdated" not in text
+    assert text.endswith(kept)
+    assert rewritten(text, records) == text
+    plain = Report("idle", [Row("asleep", "%", [1.0, 4.0, 2.0])], [], {})
+    made = tables(plain.record(["make"], machine))
+    assert "| asleep | 2 (1 to 4) | % |" in made

@@ -21,6 +21,9 @@ namespace {
 
 constexpr std::size_t kMailboxLimit = 65536;
 constexpr int kEventsPerTurn = 64;
+constexpr auto kIdleWait = std::chrono::milliseconds(1000);
+// How long polling goes on after the last event: longer than a card on a network takes for a command.
+constexpr auto kPollAfterEvent = std::chrono::microseconds(500);
 constexpr std::uint64_t kMailboxTag = ~std::uint64_t{0};
 
 [[noreturn]] void fail(const char* what) {
@@ -123,6 +126,7 @@ struct Reactor::Impl {
   std::vector<std::function<void()>> deferred;
   std::vector<AfterEvent*> after_event;
   TimePoint now{Clock::now()};
+  TimePoint last_event{now};
   bool busy_polling{false};
   std::atomic<bool> stopping{false};
 
@@ -195,12 +199,18 @@ struct Reactor::Impl {
     return static_cast<int>(wait.count());
   }
 
+  [[nodiscard]] std::chrono::milliseconds patience() const noexcept {
+    const bool poll = busy_polling && now - last_event < kPollAfterEvent;
+    return poll ? std::chrono::milliseconds(0) : kIdleWait;
+  }
+
   void turn(std::chrono::milliseconds at_most) {
     settle();
     std::array<epoll_event, kEventsPerTurn> events;
     const int ready = ::epoll_wait(epoll.get(), events.data(), kEventsPerTurn, wait_milliseconds(at_most));
     if (ready < 0 && errno != EINTR) fail("epoll_wait");
     now = Clock::now();
+    if (ready > 0) last_event = now;
     for (int i = 0; i < ready; ++i) {
       dispatch(events[static_cast<std::size_t>(i)]);
     }
@@ -271,7 +281,7 @@ TimePoint Reactor::now() const noexcept {
 
 void Reactor::run() {
   while (!impl_->stopping.load(std::memory_order_acquire)) {
-    impl_->turn(std::chrono::milliseconds(impl_->busy_polling ? 0 : 1000));
+    impl_->turn(impl_->patience());
   }
 }
 

@@ -48,7 +48,7 @@ class Reactor {
   void run();                                    // until stop()
   void run_once(std::chrono::milliseconds at_most);
   void stop() noexcept;  // from any thread
-  // Never sleeps in run(): latency for a whole core. The default sleeps when idle.
+  // On: run() polls while events come and for 500 us more, then sleeps. Off: it sleeps when nothing is ready.
   void set_busy_polling(bool on) noexcept;
 
  private:
