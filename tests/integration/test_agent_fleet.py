@@ -49,7 +49,7 @@ class Scene:
         self.hosts.append(host)
         return host
 
-    def config(self, node: str, *, certificate_of: str = "") -> Path:
+    def config(self, node: str, *, certificate_of: str = "", **keys: Any) -> Path:
         files = self.authority.issue(Role.AGENT, certificate_of or node)
         return write_config(
             self.base / node,
@@ -59,6 +59,7 @@ class Scene:
             cluster_ca=str(files.ca),
             cluster_cert=str(files.certificate),
             cluster_key=str(files.key),
+            **keys,
         )
 
     def agent(self, config: Path) -> Program:
@@ -125,10 +126,10 @@ def runs(shard: fleet_pb2.Shard) -> bool:
     return shard.state == pb.SHARD_STATE_RUNNING
 
 
-async def test_a_shard_outlives_its_agent_and_is_adopted_under_the_leader(
+async def test_a_shard_outlives_its_agent_is_adopted_and_started_anew_when_it_falls_silent(
     scene: Scene, lead: FleetHost
 ) -> None:
-    config = scene.config("gpu-1")
+    config = scene.config("gpu-1", health_interval_ms=100, health_misses=2)
     with scene.agent(config) as agent:
         await apply(scene, model())
         first = await scene.shard(runs, "runs")
@@ -137,13 +138,15 @@ async def test_a_shard_outlives_its_agent_and_is_adopted_under_the_leader(
         await asyncio.to_thread(agent.wait_event, "Connected to the leader", SECONDS)
         again = await scene.shard(runs, "runs again")
         assert (again.generation, again.address) == (first.generation, first.address)
-        # The engine crashes, which the leader learns with its code, and starts it anew.
+        # The engine's health turns into errors: its agent ends it, and the leader starts it anew.
         host, _, port = first.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /crash HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        writer.write(b"POST /sicken HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
         await writer.drain()
         failed = await scene.shard(lambda shard: shard.failures == 1, "failed once")
-        assert failed.exit_code == 41
+        assert failed.exit_code == 128 + signal.SIGTERM
+        told = await asyncio.to_thread(agent.wait_event, "Shard is given up and ended", SECONDS)
+        assert "unresponsive: 2 health probes failed in a row" in told["reason"]
         writer.close()
         anew = await scene.shard(lambda s: runs(s) and s.generation > first.generation, "runs anew")
         assert anew.node_id == "gpu-1"
@@ -151,7 +154,7 @@ async def test_a_shard_outlives_its_agent_and_is_adopted_under_the_leader(
             logs = await stub.GetLogs(
                 fleet_pb2.GetLogsRequest(node_id="gpu-1", source=anew.shard_id), timeout=SECONDS
             )
-            assert any("something that can't be" in line for line in logs.lines)
+            assert any("POST /sicken" in line for line in logs.lines)
             await stub.DeleteModel(fleet_pb2.DeleteModelRequest(name="m"), timeout=SECONDS)
             await eventually(lambda: not lead.term.shards.statuses, "drained, stopped and gone", SECONDS)
             logs = await stub.GetLogs(
