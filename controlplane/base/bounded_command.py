@@ -144,6 +144,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                     pass
             await process.wait()
     except TimeoutError:
-        # A process that left the session holds the pipe, and its end is not ours to wait for. Without this
-        # the pipe would stay open until the collector finds it, perhaps when the loop is gone.
+        pass  # a process that left the session holds the pipe, and its end is not ours to wait for
+    finally:
+        # Also when a second cancellation ends the wait: without this the pipes of what did not end yet would
+        # stay open until the collector finds them, perhaps when the loop is gone.
         process._transport.close()  # type: ignore[attr-defined]

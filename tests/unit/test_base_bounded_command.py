@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -35,6 +36,29 @@ async def test_a_child_in_another_session_that_holds_the_pipe_keeps_no_descripto
     finally:
         with suppress(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+async def test_who_is_cancelled_twice_leaves_no_pipe_open(tmp_path: Path) -> None:
+    """The second time while it waits for the end of what it has killed."""
+    started: list[asyncio.subprocess.Process] = []
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 60' & wait"
+
+    async def run() -> None:
+        async with bounded_process(["/bin/sh", "-c", script], 60) as process:
+            started.append(process)
+            await process.wait()
+
+    command = asyncio.create_task(run())
+    left = tmp_path / "pid"
+    await eventually(lambda: left.exists() and left.read_text().strip() != "", "it runs")
+    try:
+        command.cancel()
+        await asyncio.sleep(0)
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+        assert started[0]._transport.is_closing()  # type: ignore[attr-defined]
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 async def test_lines_are_told_and_the_last_are_kept() -> None:
