@@ -5,33 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from integration.client.aio import AsyncClient
 from integration.client.config import ClientConfig
 from integration.client.link import FastCall, FastSession, Link
-from integration.client.memory import Block
 from integration.client.native import NativeLink
 from integration.client.operations import Exists, Hasty, MatchPrefix
 from integration.client.sync import Client, check_timeout
-from integration.client.transfers import Get, Got, Put
+from integration.client.transfers import Get, Put
 from integration.client.view import Implementation
-from integration.client.wire import Status
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 T = TypeVar("T")
-Begin = Callable[[FastSession], FastCall | None]
+P = ParamSpec("P")
+
+# How the arguments of an operation are sent natively; `told`: a client of asyncio waits for the reply.
+_SENDERS: dict[Callable[..., Hasty[Any]], Callable[..., FastCall | None]] = {
+    Put: lambda fast, told, keys, data, dialog: fast.begin_transfer(True, keys, data, dialog, told),
+    Get: lambda fast, told, keys, into, dialog: fast.begin_transfer(False, keys, into, dialog, told),
+    MatchPrefix: lambda fast, told, keys, dialog: fast.begin_exists(True, keys, dialog, told),
+    Exists: lambda fast, told, keys, dialog: fast.begin_exists(False, keys, dialog, told),
+}
 
 
-def _begin(fast: FastSession | None, begin: Begin) -> FastCall | None:
+def _begin(
+    fast: FastSession | None, told: bool, kind: Callable[..., Hasty[Any]], arguments: tuple[Any, ...]
+) -> FastCall | None:
     """The call as it was sent; None where it has to take the other way, which also says what is wrong."""
     if fast is None:
         return None
     try:
-        return begin(fast)
+        return _SENDERS[kind](fast, told, *arguments)
     except (TypeError, ValueError):
         return None
 
@@ -41,70 +46,24 @@ class NativeClient(Client):
 
     implementation: Implementation = "native"
 
-    def put(
-        self,
-        keys: Sequence[ReadableBuffer],
-        data: Sequence[Block | ReadableBuffer],
-        dialog: int,
-        *,
-        timeout: float | None = None,
-    ) -> list[Status]:
-        """See Client."""
-        return self._hasten(
-            lambda: Put(keys, data, dialog),
-            lambda fast: fast.begin_transfer(True, keys, data, dialog, False),
-            timeout,
-        )
-
-    def get(
-        self,
-        keys: Sequence[ReadableBuffer],
-        into: Sequence[Block | WriteableBuffer],
-        dialog: int,
-        *,
-        timeout: float | None = None,
-    ) -> list[Got]:
-        """See Client."""
-        return self._hasten(
-            lambda: Get(keys, into, dialog),
-            lambda fast: fast.begin_transfer(False, keys, into, dialog, False),
-            timeout,
-        )
-
-    def match_prefix(
-        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
-    ) -> int:
-        """See Client."""
-        return self._hasten(
-            lambda: MatchPrefix(keys, dialog),
-            lambda fast: fast.begin_exists(True, keys, dialog, False),
-            timeout,
-        )
-
-    def exists(
-        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
-    ) -> list[bool]:
-        """See Client."""
-        return self._hasten(
-            lambda: Exists(keys, dialog), lambda fast: fast.begin_exists(False, keys, dialog, False), timeout
-        )
-
     def _link(self, config: ClientConfig) -> Link:
         return NativeLink(config, self._wake_sender.fileno())
 
-    def _hasten(self, operation: Callable[[], Hasty[T]], begin: Begin, timeout: float | None) -> T:
+    def _hot(
+        self, kind: Callable[P, Hasty[T]], timeout: float | None, *arguments: P.args, **named: P.kwargs
+    ) -> T:
         wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         started = time.monotonic()
-        call = _begin(self._engine.fast, begin)
+        call = _begin(self._engine.fast, False, kind, arguments)
         if call is None:
-            return self._run(operation(), wait)
+            return self._run(kind(*arguments, **named), wait)
         try:
             result: T | None = call.result(wait)
         except BaseException:
             # A signal's handler raised. The blocks are the gateway's until its reply.
-            self._take_over(call, operation(), started)
+            self._take_over(call, kind(*arguments, **named), started)
             raise
-        return self._take_over(call, operation(), started)() if result is None else result
+        return self._take_over(call, kind(*arguments, **named), started)() if result is None else result
 
     def _take_over(self, call: FastCall, operation: Hasty[T], started: float) -> Callable[[], T]:
         with self._lock:
@@ -128,63 +87,21 @@ class NativeAsyncClient(AsyncClient):
         self._told: dict[int, asyncio.Event] = {}
         super().__init__(config)
 
-    async def put(
-        self,
-        keys: Sequence[ReadableBuffer],
-        data: Sequence[Block | ReadableBuffer],
-        dialog: int,
-        *,
-        timeout: float | None = None,
-    ) -> list[Status]:
-        """See AsyncClient."""
-        return await self._hasten(
-            lambda: Put(keys, data, dialog),
-            lambda fast: fast.begin_transfer(True, keys, data, dialog, True),
-            timeout,
-        )
-
-    async def get(
-        self,
-        keys: Sequence[ReadableBuffer],
-        into: Sequence[Block | WriteableBuffer],
-        dialog: int,
-        *,
-        timeout: float | None = None,
-    ) -> list[Got]:
-        """See AsyncClient."""
-        return await self._hasten(
-            lambda: Get(keys, into, dialog),
-            lambda fast: fast.begin_transfer(False, keys, into, dialog, True),
-            timeout,
-        )
-
-    async def match_prefix(
-        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
-    ) -> int:
-        """See AsyncClient."""
-        return await self._hasten(
-            lambda: MatchPrefix(keys, dialog),
-            lambda fast: fast.begin_exists(True, keys, dialog, True),
-            timeout,
-        )
-
-    async def exists(
-        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
-    ) -> list[bool]:
-        """See AsyncClient."""
-        return await self._hasten(
-            lambda: Exists(keys, dialog), lambda fast: fast.begin_exists(False, keys, dialog, True), timeout
-        )
-
     def _link(self, config: ClientConfig) -> Link:
         return NativeLink(config, -1)
 
-    async def _hasten(self, operation: Callable[[], Hasty[T]], begin: Begin, timeout: float | None) -> T:
+    async def _hot(
+        self, kind: Callable[P, Hasty[T]], timeout: float | None, *arguments: P.args, **named: P.kwargs
+    ) -> T:
         wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         started = time.monotonic()
-        call = _begin(self._engine.fast, begin)
+        call = _begin(self._engine.fast, True, kind, arguments)
         if call is None:
-            return await self._run(operation(), wait)
+            return await self._run(kind(*arguments, **named), wait)
+
+        def operation() -> Hasty[T]:
+            return kind(*arguments, **named)
+
         ended = self._told[call.request_id] = asyncio.Event()
         self._rearm()
         try:
