@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ NQN = "nqn.2016-06.io.spdk:bench"
 NAMESPACE_BYTES = 512 << 20
 BLOCK = 512
 MEMORY_MIB = 1024
+# Whole blocks in one command; the rest is the defaults.
+TRANSPORT = {"trtype": "TCP", "io_unit_size": 131072, "max_io_size": 2 << 20, "in_capsule_data_size": 8192}
 _PERF_SECONDS = 60.0
 
 
@@ -26,16 +29,21 @@ def target(tree: Path, directory: Path, core: int) -> Iterator[int]:
     config.write_text(json.dumps(_config(port)))
     command: list[str | Path] = [tree / "build/bin/nvmf_tgt", "-m", hex(1 << core), "--no-huge", "--no-pci"]
     command += ["-s", str(MEMORY_MIB), "-r", directory / "spdk.sock", "-c", config]
-    with child(command, directory / "nvmf_tgt.log") as running:
+    with child(command, directory / "nvmf_tgt.log", _libraries(tree)) as running:
         running.wait_port(HOST, port)
         yield port
+
+
+def _libraries(tree: Path) -> dict[str, str]:
+    """A tree that is built on a packaged DPDK has shared libraries."""
+    return {"LD_LIBRARY_PATH": str(tree / "build/lib")}
 
 
 def _config(port: int) -> dict[str, object]:
     listen = {"trtype": "TCP", "adrfam": "IPv4", "traddr": HOST, "trsvcid": str(port)}
     malloc = {"name": "M0", "num_blocks": NAMESPACE_BYTES // BLOCK, "block_size": BLOCK}
     steps = [
-        ("nvmf_create_transport", {"trtype": "TCP", "io_unit_size": 131072, "in_capsule_data_size": 8192}),
+        ("nvmf_create_transport", TRANSPORT),
         ("nvmf_create_subsystem", {"nqn": NQN, "allow_any_host": True, "serial_number": "BENCH1"}),
         ("nvmf_subsystem_add_ns", {"nqn": NQN, "namespace": {"bdev_name": "M0"}}),
         ("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": listen}),
@@ -51,7 +59,10 @@ def perf(tree: Path, port: int, case: Case, seconds: int, core: int) -> float:
     command = [str(tree / "build/bin/spdk_nvme_perf"), "--no-huge", "-s", str(MEMORY_MIB // 2)]
     command += ["-c", hex(1 << core), "-q", str(case.depth), "-o", case.size, "-w", case.op]
     command += ["-t", str(seconds), "-r", place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PERF_SECONDS, check=False)
+    env = {**os.environ, **_libraries(tree)}
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=_PERF_SECONDS, check=False
+    )
     speed = total_mib_per_s(done.stdout)
     if done.returncode != 0 or speed is None:
         said = " | ".join((done.stdout + done.stderr).splitlines()[-5:])
