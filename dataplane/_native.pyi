@@ -16,6 +16,9 @@ class CardView:
     def state(self) -> str:
         """One of CardStatus.state in protos/akv/v1/dataplane.proto."""
     @property
+    def trouble(self) -> str:
+        """CardStatus.trouble in protos/akv/v1/dataplane.proto; empty: nothing is wrong."""
+    @property
     def active(self) -> bool:
         """Routable in the plan, and live."""
     @property

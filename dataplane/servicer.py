@@ -82,6 +82,7 @@ class DataplaneServicer(dataplane_pb2_grpc.DataplaneServiceServicer):
                     puts=card.puts,
                     inflight=card.inflight,
                     path=card.path,
+                    trouble=card.trouble,
                 )
                 for card in cards
             ],

@@ -103,6 +103,16 @@ def _cards(page: _Page, picture: Picture) -> None:
         "The dataplane's connection to the card.",
         [({"group": card.serial, "state": card.state}, 1) for card in picture.dataplane.cards],
     )
+    page.add(
+        "storage_group_trouble",
+        "gauge",
+        "What is wrong with the card; none for a card that does well.",
+        [
+            ({"group": card.serial, "trouble": card.trouble}, 1)
+            for card in picture.dataplane.cards
+            if card.trouble
+        ],
+    )
     for name, text in _CARD_COUNTERS.items():
         samples = [({"group": card.serial}, float(getattr(card, name))) for card in picture.dataplane.cards]
         page.add(f"storage_group_{name}_total", "counter", text, samples)

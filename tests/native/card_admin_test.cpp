@@ -39,9 +39,9 @@ struct CardAdmin : ::testing::Test {
     cards.set->apply({target.spec()});
     EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
   }
-  void heal_once_it_left(const std::string& reason) {
+  void heal_once_it_left(Trouble trouble, const std::string& reason) {
     EXPECT_TRUE(reaches(*cards.set, "CARD0", [&](const CardSnapshot& card) {
-      return card.last_error.find(reason) != std::string::npos;
+      return card.trouble == trouble && card.last_error.find(reason) != std::string::npos;
     }));
     target.change([](Behaviour& now) {
       now.csts = nvme::Csts::kReady;
@@ -56,12 +56,12 @@ struct CardAdmin : ::testing::Test {
 
 TEST_F(CardAdmin, AControllerThatTurnsFatalIsLeft) {
   target.change([](Behaviour& now) { now.csts = nvme::Csts::kReady | nvme::Csts::kFatal; });
-  heal_once_it_left("fatal status (CSTS.CFS)");
+  heal_once_it_left(Trouble::controller_fatal, "fatal status (CSTS.CFS)");
 }
 
 TEST_F(CardAdmin, AControllerThatIsNotReadyAnyMoreIsLeft) {
   target.change([](Behaviour& now) { now.csts = 0; });
-  heal_once_it_left("not ready any more");
+  heal_once_it_left(Trouble::controller_fatal, "not ready any more");
 }
 
 struct CardEvents : CardAdmin {
@@ -74,7 +74,7 @@ TEST_F(CardEvents, AreAskedForAsFarAsTheyAreOfferedAndUsed) {
 
 TEST_F(CardEvents, ChangedNamespacesAreIdentifiedAnew) {
   target.change([](Behaviour& now) { now.event = kNamespaceChanged; });
-  heal_once_it_left("namespaces changed");
+  heal_once_it_left(Trouble::namespaces_changed, "namespaces changed");
 }
 
 TEST_F(CardEvents, OtherEventsAreReadAndAskedForAgain) {

@@ -187,25 +187,25 @@ TEST_F(BringUpTest, ANamespaceListWithoutAnEndIsTriedOnlySoFar) {
   for (auto& nsid : script.namespaces.nsid)
     nsid = 4;
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::no_kv_namespace);
+  EXPECT_EQ(bring_up().failure(), Trouble::no_kv_namespace);
 }
 
 TEST_F(BringUpTest, NamespacesThatCantHoldOurKeysAreNotTaken) {
   script.kv.formats[0].key_max_bytes = 8;
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::no_kv_namespace);
+  EXPECT_EQ(bring_up().failure(), Trouble::no_kv_namespace);
 }
 
 TEST_F(BringUpTest, BlockNamespacesAreNotTaken) {
   script.describe(nvme::kCsiNvm);
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::no_kv_namespace);
+  EXPECT_EQ(bring_up().failure(), Trouble::no_kv_namespace);
 }
 
 TEST_F(BringUpTest, DescriptorsThatRunOutOfTheirListAreIgnored) {
   script.descriptors.fill(std::byte{0xFF});
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::no_kv_namespace);
+  EXPECT_EQ(bring_up().failure(), Trouble::no_kv_namespace);
 }
 
 TEST_F(BringUpTest, TheUuidMustBeTheRegisteredOne) {
@@ -216,7 +216,7 @@ TEST_F(BringUpTest, TheUuidMustBeTheRegisteredOne) {
 TEST_F(BringUpTest, ControllersOfOtherKindsAreToldApart) {
   script.cap = nvme::make_cap(127, 10, nvme::Cap::kCssNvm);
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::no_kv_namespace);
+  EXPECT_EQ(bring_up().failure(), Trouble::no_kv_namespace);
 }
 
 TEST_F(BringUpTest, AuthenticationThatIsDemandedIsNamed) {
@@ -252,7 +252,7 @@ TEST_F(BringUpTest, ShortIdentifyDataIsNotRead) {
 TEST_F(BringUpTest, AnotherSerialIsNamed) {
   nvme::set_padded(script.controller.sn, "OTHER");
   EXPECT_EQ(walk(), Next::failed);
-  EXPECT_EQ(bring_up().failure(), CardState::wrong_serial);
+  EXPECT_EQ(bring_up().failure(), Trouble::wrong_serial);
   EXPECT_NE(bring_up().reason().find("OTHER"), std::string::npos);
 }
 

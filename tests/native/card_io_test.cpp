@@ -94,6 +94,9 @@ TEST_P(CardIo, ASizeThatWasNotSentIsAnError) {
   target.change([](test::Behaviour& now) { now.lying_size = true; });
   Request retrieve(IoOp::retrieve, key(1), std::vector<std::byte>(1000));
   EXPECT_EQ(cards.run(retrieve).status, IoStatus::error);
+  const CardSnapshot snapshot = cards.snapshot();
+  EXPECT_EQ(snapshot.state, CardState::live);
+  EXPECT_EQ(snapshot.trouble, Trouble::wrong_length);
 }
 
 TEST_P(CardIo, AValueBeyondTheCardsLimitIsNotSent) {

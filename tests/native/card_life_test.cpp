@@ -1,7 +1,10 @@
 // Cards that come, go, change and turn out to be other cards.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/events.hpp"
+#include "card/trouble.hpp"
 #include "card_nvme_support.hpp"
 #include "card_target.hpp"
 #include "fabric_client.hpp"
@@ -19,18 +22,37 @@ using test::pattern;
 using test::reaches;
 using test::Request;
 
-// In that state for the reason that holds `part`.
-auto because(CardState state, std::string part) {
-  return [state, part = std::move(part)](const CardSnapshot& card) {
-    return card.state == state && card.last_error.find(part) != std::string::npos;
+// Out of service for that, and with `part` in its words.
+auto because(Trouble trouble, std::string part) {
+  return [trouble, part = std::move(part)](const CardSnapshot& card) {
+    return card.state == state_after(trouble) && card.trouble == trouble &&
+           card.last_error.find(part) != std::string::npos;
   };
+}
+
+TEST(Trouble, EachHasANameOfItsOwn) {
+  std::set<std::string_view> names;
+  for (auto trouble = Trouble::none; trouble <= Trouble::local_error;
+       trouble = static_cast<Trouble>(static_cast<int>(trouble) + 1)) {
+    EXPECT_TRUE(names.insert(to_string(trouble)).second) << to_string(trouble);
+  }
+}
+
+TEST(Trouble, OfACardInServiceIsOverAfterTenSeconds) {
+  RecentTrouble recent;
+  const TimePoint begin = monotonic_now();
+  EXPECT_EQ(recent.at(begin), Trouble::none);
+  recent.note(Trouble::corrupt_values, begin);
+  recent.note(Trouble::slow, begin + milliseconds(500));
+  EXPECT_EQ(recent.at(begin + milliseconds(10'499)), Trouble::slow);
+  EXPECT_EQ(recent.at(begin + milliseconds(10'502)), Trouble::none);
 }
 
 TEST(CardLife, AnotherSerialIsRefusedUntilTheRightOneAnswers) {
   CardTarget target({.serial = "OTHER"});
   NvmeCards cards;
   cards.set->apply({target.spec()});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::wrong_serial, "OTHER")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::wrong_serial, "OTHER")));
   EXPECT_FALSE(cards.ready(0));
   target.change([](Behaviour& now) { now.serial = "CARD0"; });
   EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
@@ -43,7 +65,7 @@ TEST(CardLife, AnotherSerialAfterAReconnectIsNotTakenBack) {
   ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
   target.change([](Behaviour& now) { now.serial = "OTHER"; });
   target.hang_up();
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::wrong_serial));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::wrong_serial, "OTHER")));
   Request request(IoOp::exist, key(1));
   EXPECT_FALSE(cards.submit(request));
 }
@@ -54,8 +76,8 @@ TEST(CardLife, ASubsystemWithoutKvNamespaceIsNamedSo) {
   NvmeCards cards;
   auto second = old.spec("CARD1");
   cards.set->apply({none.spec(), second});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::no_kv_namespace, "no KV namespace")));
-  EXPECT_TRUE(reaches(*cards.set, "CARD1", because(CardState::no_kv_namespace, "I/O command sets")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::no_kv_namespace, "no KV namespace")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD1", because(Trouble::no_kv_namespace, "I/O command sets")));
 }
 
 TEST(CardLife, TheNamespaceIsChosenByItsUuid) {
@@ -64,7 +86,7 @@ TEST(CardLife, TheNamespaceIsChosenByItsUuid) {
   auto spec = target.spec();
   spec.uuid = "99999999-0000-0000-0000-000000000000";
   cards.set->apply({spec});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::no_kv_namespace, test::kUuid)));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::no_kv_namespace, test::kUuid)));
   spec.uuid = test::kUuid;
   cards.set->apply({spec});
   EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
@@ -90,7 +112,7 @@ TEST(CardLife, NoQueueAtAllIsAStateOfItsOwn) {
   CardTarget target({.refused_from_queue = 1});
   NvmeCards cards;
   cards.set->apply({target.spec()});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::too_few_queues, "was refused")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::too_few_queues, "was refused")));
   EXPECT_EQ(cards.workers.call(1, [&] { return cards.set->serving_worker(1, "CARD0"); }), std::nullopt);
 }
 
@@ -107,6 +129,8 @@ TEST(CardLife, ALostConnectionEndsRequestsAndTheCardComesBack) {
   EXPECT_TRUE(reaches(*cards.set, "CARD0", [](const CardSnapshot& card) {
     return card.state == CardState::live && card.reconnects == 1;
   }));
+  const Trouble trouble = cards.snapshot().trouble;
+  EXPECT_TRUE(trouble == Trouble::closed || trouble == Trouble::reset) << to_string(trouble);
   Request again(IoOp::exist, key(1));
   EXPECT_EQ(cards.run(again).status, IoStatus::not_found);
 }
@@ -117,7 +141,7 @@ TEST(CardLife, ALostKeepAliveTakesTheCardOut) {
   CardTarget target({.silent_admin = true});
   NvmeCards cards(config);
   cards.set->apply({target.spec()});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::backoff, "keep-alive lost")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::hung, "keep-alive lost")));
   target.change([](Behaviour& now) { now.silent_admin = false; });
   EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
 }
@@ -163,9 +187,9 @@ TEST(CardLife, UnusablePathsDisturbNoOtherCard) {
   CardSpec name{"NAME", "nqn.name", "", {{"tcp", "localhost", "4420"}}};
   cards.set->apply({none, rdma, name, target.spec()});
   EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
-  EXPECT_TRUE(reaches(*cards.set, "NONE", because(CardState::backoff, "no path is listed")));
-  EXPECT_TRUE(reaches(*cards.set, "RDMA", because(CardState::backoff, "\"rdma\"")));
-  EXPECT_TRUE(reaches(*cards.set, "NAME", because(CardState::backoff, "\"localhost\"")));
+  EXPECT_TRUE(reaches(*cards.set, "NONE", because(Trouble::no_path, "no path is listed")));
+  EXPECT_TRUE(reaches(*cards.set, "RDMA", because(Trouble::no_path, "\"rdma\"")));
+  EXPECT_TRUE(reaches(*cards.set, "NAME", because(Trouble::no_path, "\"localhost\"")));
 }
 
 TEST(CardLife, ARemovedCardEndsItsRequestsAndOnlyItsOwn) {
@@ -198,7 +222,7 @@ TEST(CardLife, ATargetThatNeverAnswersMeetsTheDeadlineOfTheAttempt) {
   config.connect_timeout = milliseconds(100);
   NvmeCards cards(config);
   cards.set->apply({{"CARD0", "nqn.test", "", {{"tcp", target.host(), target.port()}}}});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(CardState::backoff, "within 100 ms")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::hung, "within 100 ms")));
 }
 
 TEST(CardLife, RetriesAreLoggedOnceForEachChangeOfState) {
@@ -213,6 +237,7 @@ TEST(CardLife, RetriesAreLoggedOnceForEachChangeOfState) {
     NvmeCards cards;
     cards.set->apply({*gone});
     EXPECT_TRUE(reaches(*cards.set, "CARD0", [](const CardSnapshot& card) { return card.attempts >= 6; }));
+    EXPECT_EQ(cards.snapshot().trouble, Trouble::unreachable) << "whether it waits or tries again";
   }
   set_event_sink(before);
   std::vector<std::string> states;

@@ -150,7 +150,7 @@ TEST(SoftcardFault, ASuspendedCardLosesItsKeepAlive) {
   ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
   card.suspend();
   EXPECT_TRUE(reaches(*cards.set, "CARD0", [](const CardSnapshot& snapshot) {
-    return snapshot.state != CardState::live &&
+    return snapshot.state != CardState::live && snapshot.trouble == Trouble::hung &&
            snapshot.last_error.find("keep-alive lost") != std::string::npos;
   }));
   card.resume();

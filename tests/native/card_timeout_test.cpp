@@ -16,9 +16,9 @@ using test::pattern;
 using test::reaches;
 using test::Request;
 
-auto blames(std::string part) {
+auto hangs(std::string part) {
   return [part = std::move(part)](const CardSnapshot& card) {
-    return card.last_error.find(part) != std::string::npos;
+    return card.trouble == Trouble::hung && card.last_error.find(part) != std::string::npos;
   };
 }
 
@@ -56,6 +56,7 @@ TEST_F(CardTimeout, IsToldAtTheDeadlineAndTheBufferComesBackWithTheLateAnswer) {
   EXPECT_EQ(retrieve.wait().status, IoStatus::timeout);
   const CardSnapshot snapshot = cards.snapshot();
   EXPECT_EQ(snapshot.state, CardState::live);
+  EXPECT_EQ(snapshot.trouble, Trouble::slow);
   EXPECT_EQ(snapshot.timeouts, 1U);
   EXPECT_EQ(snapshot.inflight, 0U);
 }
@@ -68,7 +69,7 @@ TEST_F(CardTimeout, ThreeInARowTakeTheCardOutAndReleaseEverything) {
   }
   for (auto& request : requests)
     EXPECT_EQ(request->wait().status, IoStatus::timeout);
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", blames("3 commands in a row passed their deadline of 300 ms")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", hangs("3 commands in a row passed their deadline of 300 ms")));
   answer_again();
   EXPECT_TRUE(reaches(*cards.set, "CARD0", [](const CardSnapshot& card) {
     return card.state == CardState::live && card.reconnects >= 1;
@@ -109,7 +110,7 @@ TEST_F(CardTimeout, ACommandThatIsNeverAnsweredCostsTheConnection) {
   Request lost(IoOp::retrieve, key(1), std::vector<std::byte>(5000));
   ASSERT_TRUE(cards.submit(lost));
   EXPECT_EQ(lost.wait().status, IoStatus::timeout);
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", blames("unanswered long after its deadline")));
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", hangs("unanswered long after its deadline")));
 }
 
 }  // namespace

@@ -45,15 +45,17 @@ class Client final : public QueuePairClient {
   bool open{false};
   std::map<std::uint32_t, Response> responses;
   std::optional<std::string> closed;
+  std::optional<Ending> ending;
 
  private:
   void on_open() noexcept override { open = true; }
   void on_response(std::uint32_t tag, const Response& response) noexcept override {
     responses[tag] = response;
   }
-  void on_closed(const std::string& reason) noexcept override {
+  void on_closed(Ending how, const std::string& reason) noexcept override {
     EXPECT_FALSE(closed) << "closed twice";
     closed = reason;
+    ending = how;
   }
 };
 

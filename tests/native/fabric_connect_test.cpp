@@ -44,6 +44,7 @@ TEST(Connect, ARefusedConnectionIsToldWithTheAddress) {
   Client client({.address = *gone});
   EXPECT_FALSE(client.connect());
   EXPECT_TRUE(contains(*client.closed, gone->text()));
+  EXPECT_EQ(client.ending, Ending::unreachable);
 }
 
 TEST(Connect, ATargetThatNeverGreetsMeetsTheDeadline) {
@@ -57,6 +58,7 @@ TEST(Connect, ATargetThatNeverGreetsMeetsTheDeadline) {
   EXPECT_FALSE(client.connect());
   EXPECT_GE(monotonic_now() - before, milliseconds(80));
   EXPECT_TRUE(contains(*client.closed, "did not answer within 80 ms"));
+  EXPECT_EQ(client.ending, Ending::unanswered);
 }
 
 struct BadGreeting {

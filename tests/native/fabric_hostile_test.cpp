@@ -28,6 +28,7 @@ struct Attack {
   bool write;  // the command that is outstanding: a write of kBytes through R2T, else a read of kBytes
   std::function<void(Peer&, std::uint16_t cid)> run;
   const char* reason;
+  Ending ending{Ending::protocol};
 };
 
 nvme::DataPdu c2h(std::uint16_t cid, std::uint32_t offset, std::uint32_t length) {
@@ -51,13 +52,13 @@ std::vector<Attack> attacks() {
   return {
       {"DataOfAnUnknownCommand", false,
        [=](Peer& peer, auto cid) { peer.send_data(static_cast<std::uint16_t>(cid ^ 1), 0, part(64), 0); },
-       "no outstanding command"},
+       "no outstanding command", Ending::wrong_id},
       {"DataOfAFormerGeneration", false,
        [=](Peer& peer, auto cid) { peer.send_data(static_cast<std::uint16_t>(cid + 1024), 0, part(64), 0); },
-       "no outstanding command"},
+       "no outstanding command", Ending::wrong_id},
       {"DataBeyondTheBuffer", false,
        [=](Peer& peer, auto cid) { peer.send_data(cid, 0, part(kBytes + 4), 0); },
-       "beyond the command's buffer"},
+       "beyond the command's buffer", Ending::wrong_length},
       {"DataAtAWildOffset", false,
        [=](Peer& peer, auto cid) { peer.send_data(cid, 0xFFFFFFF0U, part(64), 0); }, "out of order"},
       {"DataTwice", false,
@@ -79,7 +80,7 @@ std::vector<Attack> attacks() {
          auto pdu = c2h(cid, 0, 32);
          peer.send(pdu, part(64));
        },
-       "invalid PDU header field"},
+       "invalid PDU header field", Ending::wrong_length},
       {"SuccessWithoutLast", false,
        [=](Peer& peer, auto cid) { peer.send_data(cid, 0, part(64), nvme::kPduDataSuccess); },
        "invalid PDU header field"},
@@ -89,7 +90,7 @@ std::vector<Attack> attacks() {
          pdu.common.pdo = 24;
          peer.send_bytes(nvme::wire_bytes(pdu));
        },
-       "invalid PDU header field"},
+       "invalid PDU header field", Ending::wrong_length},
       {"HugePdu", false,
        [](Peer& peer, auto cid) {
          auto pdu = c2h(cid, 0, 0xFFFFFF00U);
@@ -97,27 +98,27 @@ std::vector<Attack> attacks() {
          pdu.common.plen = 0xFFFFFF18U;
          peer.send_bytes(nvme::wire_bytes(pdu));
        },
-       "beyond the command's buffer"},
+       "beyond the command's buffer", Ending::wrong_length},
       {"R2tForARead", false, [](Peer& peer, auto cid) { peer.send_r2t(cid, 1, 0, 64); }, "no data to send"},
       {"R2tOfAnUnknownCommand", true,
        [](Peer& peer, auto cid) { peer.send_r2t(static_cast<std::uint16_t>(cid + 5), 1, 0, 64); },
-       "no outstanding command"},
+       "no outstanding command", Ending::wrong_id},
       {"R2tBeyondTheData", true, [](Peer& peer, auto cid) { peer.send_r2t(cid, 1, 0, kBytes + 1); },
-       "beyond the command's data"},
+       "beyond the command's data", Ending::wrong_length},
       {"R2tThatOverflows", true, [](Peer& peer, auto cid) { peer.send_r2t(cid, 1, 0, 0xFFFFFFFFU); },
-       "beyond the command's data"},
+       "beyond the command's data", Ending::wrong_length},
       {"R2tOutOfOrder", true, [](Peer& peer, auto cid) { peer.send_r2t(cid, 1, 64, 64); }, "out of order"},
       {"EmptyR2t", true, [](Peer& peer, auto cid) { peer.send_r2t(cid, 1, 0, 0); },
-       "beyond the command's data"},
+       "beyond the command's data", Ending::wrong_length},
       {"ResponseOfAnUnknownCommand", false,
        [](Peer& peer, auto cid) { peer.respond(static_cast<std::uint16_t>(cid ^ 2)); },
-       "no outstanding command"},
+       "no outstanding command", Ending::wrong_id},
       {"ResponseTwice", false,
        [](Peer& peer, auto cid) {
          peer.respond(cid);
          peer.respond(cid);
        },
-       "no outstanding command"},
+       "no outstanding command", Ending::wrong_id},
       {"SecondGreeting", false,
        [](Peer& peer, auto) { peer.send_bytes(nvme::wire_bytes(nvme::IcResp{.maxh2cdata = 4096})); },
        "out of sequence"},
@@ -135,7 +136,7 @@ std::vector<Attack> attacks() {
        [](Peer& peer, auto) {
          send_common(peer, {.type = 0x05, .flags = 0, .hlen = 23, .pdo = 0, .plen = 24});
        },
-       "invalid PDU header field"},
+       "invalid PDU header field", Ending::wrong_length},
       {"UnagreedDigest", false,
        [](Peer& peer, auto) {
          send_common(peer, {.type = 0x05, .flags = 1, .hlen = 24, .pdo = 0, .plen = 28});
@@ -145,28 +146,28 @@ std::vector<Attack> attacks() {
        [](Peer& peer, auto) {
          send_common(peer, {.type = 0x05, .flags = 0, .hlen = 24, .pdo = 0, .plen = 8});
        },
-       "invalid PDU header field"},
+       "invalid PDU header field", Ending::wrong_length},
       {"OverlongResponse", false,
        [](Peer& peer, auto) {
          send_common(peer, {.type = 0x05, .flags = 0, .hlen = 24, .pdo = 24, .plen = 100});
        },
-       "invalid PDU header field"},
+       "invalid PDU header field", Ending::wrong_length},
       {"Termination", false,
        [](Peer& peer, auto) {
          nvme::TermReq request;
          request.fes = static_cast<std::uint16_t>(nvme::FatalStatus::header_digest);
          peer.send_bytes(nvme::wire_bytes(request));
        },
-       "ended the connection: header digest error"},
+       "ended the connection: header digest error", Ending::terminated},
       {"EndInTheMiddleOfData", false,
        [=](Peer& peer, auto cid) {
          const auto bytes = peer.encode(c2h(cid, 0, 4096), part(4096));
          peer.send_bytes(std::span(bytes).first(1000));
        },
-       "closed the connection"},
+       "closed the connection", Ending::closed},
       {"EndInTheMiddleOfAHeader", false,
        [](Peer& peer, auto) { peer.send_bytes(std::array<std::byte, 3>{std::byte{5}}); },
-       "closed the connection"},
+       "closed the connection", Ending::closed},
   };
 }
 
@@ -194,6 +195,7 @@ TEST_P(Hostile, LosesItsConnectionAndTouchesNothingElse) {
   client.queue_pair->flush();
   ASSERT_TRUE(client.wait_closed());
   EXPECT_TRUE(contains(*client.closed, attack.reason));
+  EXPECT_EQ(client.ending, attack.ending);
   EXPECT_TRUE(buffer.guards_intact());
 }
 
@@ -214,6 +216,7 @@ TEST(HostileDigest, AWrongHeaderDigestEndsTheConnectionWithATermination) {
   ASSERT_TRUE(client.connect());
   EXPECT_FALSE(client.call(command(0x18)));
   EXPECT_TRUE(contains(*client.closed, "header digest"));
+  EXPECT_EQ(client.ending, Ending::wrong_digest);
   target.stop();
   EXPECT_EQ(told, static_cast<std::uint16_t>(nvme::FatalStatus::header_digest));
 }
@@ -235,6 +238,7 @@ TEST(HostileDigest, AWrongDataDigestEndsTheConnectionBeforeTheResponse) {
   GuardedBuffer buffer(kBytes);
   EXPECT_FALSE(client.call(command(kRead, Direction::from_target, buffer.vectors())));
   EXPECT_TRUE(contains(*client.closed, "wrong data digest"));
+  EXPECT_EQ(client.ending, Ending::wrong_digest);
 }
 
 // Half valid, half random PDUs over a real socket; the same seeds each run.

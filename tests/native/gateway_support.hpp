@@ -42,6 +42,7 @@ class ScriptedQueue final : public card::IoQueue {
   [[nodiscard]] std::uint32_t inflight() const noexcept override {
     return static_cast<std::uint32_t>(held.size() + late.size());
   }
+  void report_corrupt() noexcept override { ++corrupt_reports; }
   [[nodiscard]] bool submit(card::IoRequest& request) noexcept override {
     if (!is_ready || held.size() >= depth) return false;
     held.push_back(&request);
@@ -85,6 +86,7 @@ class ScriptedQueue final : public card::IoQueue {
   std::deque<card::IoRequest*> held;
   std::deque<card::IoRequest*> late;
   std::map<card::IoOp, int> submitted;
+  std::uint64_t corrupt_reports{0};
   std::size_t most_held{0};
   std::uint32_t max_value{4U << 20U};
   std::size_t depth{1024};

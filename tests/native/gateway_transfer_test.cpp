@@ -95,6 +95,7 @@ TEST_F(GatewayTransferSegments, EveryDamagedByteIsAMiss) {
   const auto reasons = bench.counter(Counter::miss_envelope_magic) +
                        bench.counter(Counter::miss_envelope_crc) + bench.counter(Counter::miss_payload_crc);
   EXPECT_EQ(reasons, misses);
+  EXPECT_EQ(queue().corrupt_reports, misses) << "the card is to blame for each";
 }
 
 TEST_F(GatewayTransfer, ShortenedExtendedAndExchangedValuesAreMisses) {

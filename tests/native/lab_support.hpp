@@ -145,7 +145,7 @@ class Queue final : private fabric::QueuePairClient {
     EXPECT_FALSE(closed) << "an answer after the end of the connection";
     EXPECT_TRUE(responses.emplace(tag, response).second) << "answered twice";
   }
-  void on_closed(const std::string& reason) noexcept override {
+  void on_closed(fabric::Ending /*how*/, const std::string& reason) noexcept override {
     EXPECT_FALSE(closed) << "closed twice";
     closed = reason;
   }

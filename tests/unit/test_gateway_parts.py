@@ -77,7 +77,9 @@ def picture(**changes: Any) -> Picture:
         "problems": 3,
         "plan_in_sync": True,
         "dataplane": dataplane_pb2.GetStatusResponse(
-            cards=[dataplane_pb2.CardStatus(serial="L0P0", state="live", active=True, timeouts=4)],
+            cards=[
+                dataplane_pb2.CardStatus(serial="L0P0", state="live", active=True, timeouts=4, trouble="slow")
+            ],
             counters={"misses": 9},
         ),
         "written": 1_700_000_001.0,
@@ -91,6 +93,8 @@ def test_the_status_text_counts_what_is_really_used() -> None:
     assert 'xkv_gateway_storage_group_active{group="L0P0"} 1' in lines
     assert 'xkv_gateway_storage_group_active{group="odd\\"\\\\\\n"} 0' in lines
     assert "xkv_gateway_cluster_slots_moved 2" in lines
+    assert 'xkv_gateway_storage_group_state{group="L0P0",state="live"} 1' in lines
+    assert 'xkv_gateway_storage_group_trouble{group="L0P0",trouble="slow"} 1' in lines
     assert 'xkv_gateway_storage_group_timeouts_total{group="L0P0"} 4' in lines
     assert 'xkv_gateway_dataplane_counter_total{name="misses"} 9' in lines
     assert "xkv_gateway_cluster_last_answer_timestamp_seconds 1700000000.25" in lines

@@ -7,7 +7,6 @@
 #include "card/uuid.hpp"
 #include "nvme/descriptors.hpp"
 #include "nvme/kv.hpp"
-#include "nvme/registers.hpp"
 #include "nvme/status.hpp"
 
 namespace akv::card {
@@ -21,22 +20,12 @@ nvme::Sqe identify(Cns cns, std::uint32_t nsid, std::uint8_t csi) {
 
 }  // namespace
 
-nvme::ConnectData make_connect_data(const Identity& identity, std::uint16_t cntlid) {
-  nvme::ConnectData data;
-  data.hostid = identity.host_id;
-  data.cntlid = cntlid;
-  // Both lengths were checked where they came in.
-  [[maybe_unused]] const bool fits =
-      nvme::set_nqn(data.subnqn, identity.subsystem_nqn) && nvme::set_nqn(data.hostnqn, identity.host_nqn);
-  return data;
-}
-
 BringUp::BringUp(Identity identity, std::uint32_t keep_alive_ms, std::uint32_t queue_depth,
                  std::uint16_t queues)
     : identity_(std::move(identity)),
-      keep_alive_ms_(keep_alive_ms),
       wanted_depth_(queue_depth),
-      wanted_queues_(queues) {}
+      wanted_queues_(queues),
+      start_(identity_, keep_alive_ms, ControllerStart::CommandSets::all) {}
 
 bool BringUp::answers_with_data() const noexcept {
   return step_ >= Step::controller && step_ <= Step::kv_namespace;
@@ -46,22 +35,8 @@ fabric::Command BringUp::command() {
   fabric::Command command;
   const std::uint32_t nsid = namespaces_.nsid[namespace_index_];
   switch (step_) {
-    case Step::connect:
-      command.sqe = nvme::make_connect({.qid = 0, .sqsize = kAdminDepth, .kato_ms = keep_alive_ms_});
-      nvme::write_wire(std::span(buffer_), make_connect_data(identity_, nvme::kDynamicController));
-      command.direction = fabric::Direction::to_target;
-      command.must_be_in_capsule = true;
-      break;
-    case Step::capabilities:
-      command.sqe = nvme::make_property_get(nvme::Property::cap);
-      break;
-    case Step::enable:
-      command.sqe = nvme::make_property_set(
-          nvme::Property::cc, nvme::Cc::kEnable | nvme::Cc::kCssAllCommandSets | nvme::Cc::kEntrySizes);
-      break;
-    case Step::ready:
-      command.sqe = nvme::make_property_get(nvme::Property::csts);
-      break;
+    case Step::start:
+      return start_.command();
     case Step::controller:
       command.sqe = identify(Cns::controller, 0, 0);
       break;
@@ -85,28 +60,21 @@ fabric::Command BringUp::command() {
   if (answers_with_data()) {
     command.direction = fabric::Direction::from_target;
     buffer_.fill(std::byte{0});
+    vector_[0] = {buffer_.data(), buffer_.size()};
+    command.data = vector_;
   }
-  vector_[0] = {buffer_.data(), step_ == Step::connect ? sizeof(nvme::ConnectData) : buffer_.size()};
-  if (command.direction != fabric::Direction::none) command.data = vector_;
   return command;
 }
 
 BringUp::Next BringUp::on_response(const fabric::Response& response) {
+  if (step_ == Step::start) return on_start(response);
   const nvme::Status status = response.cqe.status();
   if (status != nvme::kSuccess) return on_status(status);
   if (answers_with_data() && response.received != nvme::kIdentifyBytes) {
-    return fail(CardState::backoff,
+    return fail(Trouble::wrong_length,
                 "Identify was answered with " + std::to_string(response.received) + " bytes");
   }
   switch (step_) {
-    case Step::connect:
-      return on_connect(response);
-    case Step::capabilities:
-      return on_capabilities(response.cqe);
-    case Step::enable:
-      return go(Step::ready);
-    case Step::ready:
-      return on_ready(response.cqe);
     case Step::controller:
       return on_controller();
     case Step::namespaces:
@@ -117,6 +85,7 @@ BringUp::Next BringUp::on_response(const fabric::Response& response) {
       return on_kv_namespace();
     case Step::queues:
       return on_queues(response.cqe);
+    case Step::start:
     case Step::async_events:
     case Step::done:
       break;
@@ -129,8 +98,8 @@ BringUp::Next BringUp::go(Step step) noexcept {
   return step == Step::done ? Next::done : Next::send;
 }
 
-BringUp::Next BringUp::fail(CardState state, std::string reason) {
-  failure_ = state;
+BringUp::Next BringUp::fail(Trouble trouble, std::string reason) {
+  failure_ = trouble;
   reason_ = std::move(reason);
   return Next::failed;
 }
@@ -139,53 +108,37 @@ BringUp::Next BringUp::fail(CardState state, std::string reason) {
 BringUp::Next BringUp::on_status(nvme::Status status) {
   const std::string told = nvme::describe_status(status);
   switch (step_) {
-    case Step::connect:
-      return fail(CardState::backoff, "Connect to " + identity_.subsystem_nqn + " was refused: " + told);
     case Step::namespaces:
-      return fail(CardState::no_kv_namespace, "the controller lists no KV namespaces: " + told);
+      return fail(Trouble::no_kv_namespace, "the controller lists no KV namespaces: " + told);
     case Step::descriptors:
     case Step::kv_namespace:
       return try_next_namespace();
     case Step::async_events:
       return go(Step::done);  // a card without them is only slower to be noticed
     case Step::queues:
-      return fail(CardState::too_few_queues, "Set Features (Number of Queues) was refused: " + told);
+      return fail(Trouble::too_few_queues, "Set Features (Number of Queues) was refused: " + told);
     default:
-      return fail(CardState::backoff, "the controller can't be brought up: " + told);
+      return fail(Trouble::refused, "the controller can't be brought up: " + told);
   }
 }
 
-BringUp::Next BringUp::on_connect(const fabric::Response& response) {
-  const auto result = nvme::parse_connect_result(response.cqe.dw0);
-  if (result.authentication) {
-    return fail(CardState::backoff, "the subsystem demands authentication, which is not configured");
-  }
-  facts_.cntlid = result.cntlid;
-  return go(Step::capabilities);
-}
-
-BringUp::Next BringUp::on_capabilities(const nvme::Cqe& cqe) {
-  const nvme::Cap cap{cqe.result64()};
-  if (!cap.io_command_sets()) {
-    return fail(CardState::no_kv_namespace, "the controller has no I/O command sets beside NVM (CAP.CSS)");
-  }
+BringUp::Next BringUp::on_start(const fabric::Response& response) {
+  const Next next = start_.on_response(response);
+  if (next == Next::failed) return fail(start_.failure(), start_.reason());
+  if (next != Next::done) return next;
+  const nvme::Cap& cap = start_.capabilities();
+  facts_.cntlid = start_.cntlid();
   page_bytes_ = cap.min_page_bytes();
   // A queue of n + 1 entries takes n commands, and MQES is 0's based.
   facts_.queue_depth = std::min<std::uint32_t>(wanted_depth_, std::max<std::uint32_t>(cap.mqes(), 1));
-  return go(Step::enable);
-}
-
-BringUp::Next BringUp::on_ready(const nvme::Cqe& cqe) {
-  const nvme::Csts status{cqe.dw0};
-  if (status.fatal()) return fail(CardState::backoff, "the controller reports a fatal status (CSTS.CFS)");
-  return status.ready() ? go(Step::controller) : Next::wait_and_send;
+  return go(Step::controller);
 }
 
 BringUp::Next BringUp::on_controller() {
   const auto id = nvme::read_wire<nvme::IdentifyController>(std::span<const std::byte>(buffer_));
   const auto serial = nvme::trimmed(id.sn);
   if (serial != identity_.serial) {
-    return fail(CardState::wrong_serial, "serial \"" + std::string(serial) + "\" answers instead");
+    return fail(Trouble::wrong_serial, "serial \"" + std::string(serial) + "\" answers instead");
   }
   facts_.in_capsule_bytes = id.icdoff == 0 ? nvme::in_capsule_bytes(id) : 0;
   if (id.maxcmd > 0) facts_.queue_depth = std::min<std::uint32_t>(facts_.queue_depth, id.maxcmd);
@@ -200,7 +153,7 @@ BringUp::Next BringUp::on_controller() {
 BringUp::Next BringUp::on_namespaces() {
   namespaces_ = nvme::read_wire<nvme::NamespaceList>(std::span<const std::byte>(buffer_));
   namespace_index_ = 0;
-  if (namespaces_.nsid[0] == 0) return fail(CardState::no_kv_namespace, "the subsystem has no KV namespace");
+  if (namespaces_.nsid[0] == 0) return fail(Trouble::no_kv_namespace, "the subsystem has no KV namespace");
   return go(Step::descriptors);
 }
 
@@ -209,11 +162,10 @@ BringUp::Next BringUp::try_next_namespace() {
   ++namespace_index_;
   if (namespace_index_ < kTries && namespaces_.nsid[namespace_index_] != 0) return go(Step::descriptors);
   if (!identity_.namespace_uuid) {
-    return fail(CardState::no_kv_namespace, "no namespace of the subsystem can be used as a KV namespace");
+    return fail(Trouble::no_kv_namespace, "no namespace of the subsystem can be used as a KV namespace");
   }
-  return fail(CardState::no_kv_namespace, "no KV namespace has UUID " +
-                                              format_uuid(*identity_.namespace_uuid) +
-                                              (seen_uuids_.empty() ? "" : "; seen:" + seen_uuids_));
+  return fail(Trouble::no_kv_namespace, "no KV namespace has UUID " + format_uuid(*identity_.namespace_uuid) +
+                                            (seen_uuids_.empty() ? "" : "; seen:" + seen_uuids_));
 }
 
 BringUp::Next BringUp::on_descriptors() {

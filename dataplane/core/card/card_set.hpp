@@ -49,10 +49,44 @@ enum class CardState : std::uint8_t {
 // "connecting", "live", "backoff", "wrong-serial", "no-kv-namespace", "too-few-queues", "stopped".
 [[nodiscard]] std::string_view to_string(CardState state) noexcept;
 
+// What is wrong with a card (docs/gateway.md says what to do about each).
+enum class Trouble : std::uint8_t {
+  none,
+  // A card that is in service and does not do well; wrong_length can cost it the connection, too.
+  slow,            // an answer after more than half of the deadline, or none before it
+  command_errors,  // an NVMe status other than success, "no such key" and what is asked for
+  corrupt_values,  // values that are not what was stored
+  wrong_length,    // other lengths than were told or asked for
+  // One that left service, or can't be taken into it.
+  no_path,  // none is listed, or none that this build can use
+  path_removed,
+  unreachable,  // no TCP connection
+  hung,         // connected, and silent
+  reset,
+  closed,
+  refused,     // it answers, and says no
+  terminated,  // it ended the connection by a termination PDU
+  wrong_id,
+  wrong_digest,
+  protocol_error,    // any other breach of NVMe/TCP
+  controller_fatal,  // its own status says so, or it is not ready any more
+  namespaces_changed,
+  wrong_serial,
+  no_kv_namespace,
+  too_few_queues,
+  local_error,  // this machine could not go on
+};
+
+// "slow", "command-errors" and so on; "" for none.
+[[nodiscard]] std::string_view to_string(Trouble trouble) noexcept;
+
 // What is known of one card at one moment. Counters only grow while the card is in the set.
 struct CardSnapshot {
   std::string serial;
   CardState state{CardState::connecting};
+  // In service: what went wrong in the last ten seconds. Else why it left service, or can't be taken into
+  // it.
+  Trouble trouble{Trouble::none};
   std::string last_error;     // why it left service last; stays for display when it is live again
   std::string path;           // "tcp://127.0.0.11:4420", of the connection or of the last attempt
   std::uint64_t attempts{0};  // to connect, of any outcome

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "card/card_set.hpp"
@@ -17,19 +18,25 @@ class CardStatus {
   explicit CardStatus(std::string serial) : serial_(std::move(serial)) {}
 
   void set_path(const std::string& path);
-  // `reason` is kept as last_error, but for live, where it is only a remark.
-  void set_state(CardState state, const std::string& reason);
+  void set_connecting();
+  // `remark` is for the log alone.
+  void set_live(const std::string& remark);
+  // Out of service; `reason` is kept as last_error.
+  void set_trouble(Trouble trouble, const std::string& reason);
+  void set_stopped();
   void count_attempt();
   void count_reconnect();
-  // Fills state, last_error, path, attempts and reconnects.
+  // Fills state, trouble, last_error, path, attempts and reconnects.
   void add_to(CardSnapshot& snapshot) const;
 
  private:
+  void set(CardState state, std::optional<Trouble> trouble, const std::string& reason);
   [[nodiscard]] bool worth_a_line(CardState state, const std::string& reason) const;
 
   const std::string serial_;
   mutable std::mutex mutex_;
   CardState state_{CardState::connecting};
+  Trouble trouble_{Trouble::none};  // stays while it is tried again
   std::string last_error_;
   std::string path_;
   std::uint64_t attempts_{0};

@@ -8,6 +8,7 @@
 #include "base/events.hpp"
 #include "card/io_queue.hpp"
 #include "card/nvme_card.hpp"
+#include "card/trouble.hpp"
 #include "nvme/status.hpp"
 
 namespace akv::card {
@@ -55,7 +56,7 @@ void Controller::set_paths(std::vector<CardPath> paths) {
   const bool in_use = phase_ == Phase::admin || phase_ == Phase::queues || phase_ == Phase::live;
   if (!in_use || std::ranges::find(paths_, *path_) != paths_.end()) return;
   retry_at_once_ = true;
-  fail(CardState::backoff, "the path is not listed any more");
+  fail(Trouble::path_removed, "the path is not listed any more");
 }
 
 void Controller::stop() {
@@ -63,7 +64,7 @@ void Controller::stop() {
   if (phase_ == Phase::idle || phase_ == Phase::waiting) {
     close_all("the card was taken out of the set");
   } else if (phase_ != Phase::closing && phase_ != Phase::stopped) {
-    fail(CardState::backoff, "the card was taken out of the set");
+    fail(Trouble::none, "the card was taken out of the set");
   }
 }
 
@@ -84,7 +85,7 @@ std::optional<fabric::TcpAddress> Controller::next_address() {
     }
     ++path_index_;
   }
-  fail(CardState::backoff, reason);
+  fail(Trouble::no_path, reason);
   return std::nullopt;
 }
 
@@ -96,16 +97,12 @@ void Controller::attempt() {
   status_asked_ = false;
   aborts_outstanding_ = 0;
   card_.status.count_attempt();
-  card_.status.set_state(CardState::connecting, "");
+  card_.status.set_connecting();
   address_ = next_address();
   if (!address_) return;
   bring_up_ =
       std::make_unique<BringUp>(card_.identity, static_cast<std::uint32_t>(config_.keep_alive.count()),
                                 config_.queue_depth, static_cast<std::uint16_t>(card_.workers.size()));
-  attempt_timer_ = reactor_.call_after(config_.connect_timeout, [this] {
-    attempt_timer_ = 0;
-    fail(CardState::backoff, "not live within " + std::to_string(config_.connect_timeout.count()) + " ms");
-  });
   admin_ = fabric::make_tcp_queue_pair(reactor_,
                                        fabric::TcpQueuePairConfig{.address = *address_,
                                                                   .connect_timeout = config_.connect_timeout,
@@ -115,6 +112,12 @@ void Controller::attempt() {
                                                                   .data_digest = config_.data_digest},
                                        *this);
   admin_->start();
+  // A connection that does not come about has a timer of its own, which is the earlier one.
+  if (phase_ != Phase::admin) return;
+  attempt_timer_ = reactor_.call_after(config_.connect_timeout, [this] {
+    attempt_timer_ = 0;
+    fail(Trouble::hung, "not live within " + std::to_string(config_.connect_timeout.count()) + " ms");
+  });
 }
 
 void Controller::send(const fabric::Command& command, std::uint32_t tag) {
@@ -148,7 +151,7 @@ void Controller::on_response(std::uint32_t tag, const fabric::Response& response
 void Controller::on_keep_alive(nvme::Status status) {
   keep_alive_sent_.reset();
   if (status != nvme::kSuccess)
-    fail(CardState::backoff, "keep-alive was refused: " + nvme::describe_status(status));
+    fail(Trouble::refused, "keep-alive was refused: " + nvme::describe_status(status));
 }
 
 void Controller::on_bring_up(const fabric::Response& response) {
@@ -190,20 +193,20 @@ void Controller::on_queue_open(std::size_t worker, std::uint64_t generation) {
   on_queue_answer();
 }
 
-void Controller::on_queue_lost(std::size_t worker, std::uint64_t generation, bool refused,
+void Controller::on_queue_lost(std::size_t worker, std::uint64_t generation, Trouble trouble,
                                const std::string& reason) {
   if (generation != generation_) return;
-  if (phase_ == Phase::queues && refused) {
+  if (phase_ == Phase::queues && trouble == Trouble::refused) {
     refusal_ = reason;
     on_queue_answer();
   } else if (phase_ == Phase::queues || phase_ == Phase::live) {
-    fail(CardState::backoff, "I/O queue " + std::to_string(worker + 1) + ": " + reason);
+    fail(trouble, "I/O queue " + std::to_string(worker + 1) + ": " + reason);
   }
 }
 
 void Controller::on_queue_answer() {
   if (++queues_answered_ < queues_asked_) return;
-  if (connected_mask_ == 0) return fail(CardState::too_few_queues, refusal_);
+  if (connected_mask_ == 0) return fail(Trouble::too_few_queues, refusal_);
   go_live();
 }
 
@@ -214,21 +217,22 @@ void Controller::go_live() {
   reactor_.cancel(std::exchange(attempt_timer_, 0));
   event_request_due_ = true;
   card_.strikes.store(0);
+  told_trouble_ = card_.recent.at(live_since_);
   card_.max_value_bytes.store(bring_up_->facts().max_value_bytes);
   card_.serving.store(connected_mask_);
   card_.live_generation.store(generation_);
   if (std::exchange(was_live_, true)) card_.status.count_reconnect();
   const auto connected = static_cast<std::size_t>(std::popcount(connected_mask_));
-  card_.status.set_state(CardState::live, connected < card_.workers.size()
-                                              ? std::to_string(connected) + " I/O queues for " +
-                                                    std::to_string(card_.workers.size()) + " workers"
-                                              : "");
+  card_.status.set_live(connected < card_.workers.size()
+                            ? std::to_string(connected) + " I/O queues for " +
+                                  std::to_string(card_.workers.size()) + " workers"
+                            : "");
 }
 
 void Controller::keep_alive_tick() {
   keep_alive_timer_ = 0;
   if (keep_alive_sent_ && reactor_.now() - *keep_alive_sent_ >= config_.keep_alive) {
-    return fail(CardState::backoff,
+    return fail(Trouble::hung,
                 "keep-alive lost: no answer within " + std::to_string(config_.keep_alive.count()) + " ms");
   }
   keep_alive_timer_ = reactor_.call_after(config_.keep_alive / 2, [this] { keep_alive_tick(); });
@@ -237,11 +241,20 @@ void Controller::keep_alive_tick() {
     send({.sqe = nvme::make_keep_alive()}, kKeepAlive);
   }
   ask_for_status();
+  tell_trouble();
   // Asked for again with the tick only, so that a controller that answers at once can't keep us busy.
   if (phase_ == Phase::live && std::exchange(event_request_due_, false)) {
     send({.sqe = nvme::make_async_event_request()}, kAsyncEvent);
   }
   admin_->flush();
+}
+
+// Once for each change, for as long as the card stays in service.
+void Controller::tell_trouble() {
+  const Trouble trouble = card_.recent.at(reactor_.now());
+  if (phase_ != Phase::live || std::exchange(told_trouble_, trouble) == trouble) return;
+  log_event(trouble == Trouble::none ? Level::info : Level::warning, "card_trouble",
+            {{"serial", card_.serial}, {"trouble", to_string(trouble)}});
 }
 
 // A controller that answers keep-alives may have failed all the same (Base 2.0, 9.6.1 "Controller Fatal
@@ -254,11 +267,13 @@ void Controller::ask_for_status() {
 void Controller::on_controller_status(const nvme::Cqe& cqe) {
   status_asked_ = false;
   if (cqe.status() != nvme::kSuccess) {
-    return fail(CardState::backoff, "CSTS can't be read: " + nvme::describe_status(cqe.status()));
+    return fail(Trouble::refused, "CSTS can't be read: " + nvme::describe_status(cqe.status()));
   }
   const nvme::Csts status{cqe.dw0};
-  if (status.fatal()) return fail(CardState::backoff, "the controller reports a fatal status (CSTS.CFS)");
-  if (!status.ready()) return fail(CardState::backoff, "the controller is not ready any more (CSTS.RDY)");
+  if (status.fatal())
+    return fail(Trouble::controller_fatal, "the controller reports a fatal status (CSTS.CFS)");
+  if (!status.ready())
+    return fail(Trouble::controller_fatal, "the controller is not ready any more (CSTS.RDY)");
 }
 
 void Controller::on_async_event(const fabric::Response& response) {
@@ -268,7 +283,7 @@ void Controller::on_async_event(const fabric::Response& response) {
             {{"serial", card_.serial}, {"type", event.type}, {"info", event.info}});
   if (event.namespace_changed()) {
     retry_at_once_ = true;
-    return fail(CardState::backoff, "the controller's namespaces changed");
+    return fail(Trouble::namespaces_changed, "the controller's namespaces changed");
   }
   read_log_page(event.log_page);
 }
@@ -290,19 +305,22 @@ void Controller::abort(std::size_t worker, std::uint64_t generation, std::uint16
   admin_->flush();
 }
 
-void Controller::on_closed(const std::string& reason) noexcept {
+void Controller::on_closed(fabric::Ending how, const std::string& reason) noexcept {
   drop_admin();
-  if (phase_ != Phase::closing) fail(CardState::backoff, reason);
+  if (phase_ != Phase::closing) fail(trouble_of(how), reason);
 }
 
 // Out of service now; every socket is closed next, then comes the pause.
-void Controller::fail(CardState state, const std::string& reason) {
+void Controller::fail(Trouble trouble, const std::string& reason) {
   if (phase_ == Phase::live && reactor_.now() - live_since_ >= kSteady) backoff_.reset();
   if (phase_ != Phase::live) {
     ++path_index_;
     ++tried_paths_;
   }
-  if (!stopping_) card_.status.set_state(state, reason);
+  if (!stopping_) {
+    card_.status.set_trouble(trouble, reason);
+    card_.recent.note(trouble, reactor_.now());
+  }
   close_all(reason);
 }
 
@@ -329,7 +347,7 @@ void Controller::on_queue_shut(std::uint64_t generation) {
   if (generation != generation_ || --queues_to_shut_ > 0) return;
   if (stopping_) {
     phase_ = Phase::stopped;
-    card_.status.set_state(CardState::stopped, "");
+    card_.status.set_stopped();
     on_stopped_();
     return;
   }

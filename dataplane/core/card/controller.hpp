@@ -38,14 +38,15 @@ class Controller final : private fabric::QueuePairClient {
   void abort(std::size_t worker, std::uint64_t generation, std::uint16_t cid);
   // News of worker `worker`'s queue.
   void on_queue_open(std::size_t worker, std::uint64_t generation);
-  void on_queue_lost(std::size_t worker, std::uint64_t generation, bool refused, const std::string& reason);
+  void on_queue_lost(std::size_t worker, std::uint64_t generation, Trouble trouble,
+                     const std::string& reason);
 
  private:
   enum class Phase : std::uint8_t { idle, admin, queues, live, closing, waiting, stopped };
 
   void on_open() noexcept override;
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override;
-  void on_closed(const std::string& reason) noexcept override;
+  void on_closed(fabric::Ending how, const std::string& reason) noexcept override;
 
   void attempt();
   [[nodiscard]] std::optional<fabric::TcpAddress> next_address();
@@ -55,12 +56,13 @@ class Controller final : private fabric::QueuePairClient {
   void on_queue_answer();
   void go_live();
   void keep_alive_tick();
+  void tell_trouble();
   void on_keep_alive(nvme::Status status);
   void ask_for_status();
   void on_controller_status(const nvme::Cqe& cqe);
   void on_async_event(const fabric::Response& response);
   void read_log_page(std::uint8_t page);
-  void fail(CardState state, const std::string& reason);
+  void fail(Trouble trouble, const std::string& reason);
   void close_all(const std::string& reason);
   void on_queue_shut(std::uint64_t generation);
   void wait_for_next_attempt();
@@ -101,6 +103,7 @@ class Controller final : private fabric::QueuePairClient {
   bool status_asked_{false};
   bool event_request_due_{false};
   std::uint32_t aborts_outstanding_{0};
+  Trouble told_trouble_{Trouble::none};  // of the card in service
   std::array<std::byte, 512> log_page_{};
 };
 

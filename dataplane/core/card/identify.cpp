@@ -5,9 +5,7 @@
 #include <utility>
 
 #include "base/reactor.hpp"
-#include "card/bring_up.hpp"
 #include "fabric/tcp_queue_pair.hpp"
-#include "nvme/registers.hpp"
 #include "nvme/status.hpp"
 
 namespace akv::card {
@@ -28,35 +26,22 @@ std::string text_of(const char (&field)[N]) {
 
 }  // namespace
 
+IdentifyWalk::IdentifyWalk(const IdentifyTarget& target)
+    : start_({.host_nqn = target.host_nqn,
+              .host_id = target.host_id,
+              .subsystem_nqn = target.subsystem_nqn,
+              .serial = {},
+              .namespace_uuid = {}},
+             0, ControllerStart::CommandSets::as_offered) {}
+
 fabric::Command IdentifyWalk::command() {
   fabric::Command command;
   const auto identify = [](Cns cns, std::uint32_t nsid) {
     return nvme::make_identify(static_cast<std::uint8_t>(cns), nsid, 0);
   };
   switch (step_) {
-    case Step::connect: {
-      const Identity identity{.host_nqn = target_.host_nqn,
-                              .host_id = target_.host_id,
-                              .subsystem_nqn = target_.subsystem_nqn,
-                              .serial = {},
-                              .namespace_uuid = {}};
-      command.sqe = nvme::make_connect({.qid = 0, .sqsize = kAdminDepth, .kato_ms = 0});
-      nvme::write_wire(std::span(buffer_), make_connect_data(identity, nvme::kDynamicController));
-      command.direction = fabric::Direction::to_target;
-      command.must_be_in_capsule = true;
-      break;
-    }
-    case Step::capabilities:
-      command.sqe = nvme::make_property_get(nvme::Property::cap);
-      break;
-    case Step::enable:
-      command.sqe = nvme::make_property_set(
-          nvme::Property::cc, nvme::Cc::kEnable | nvme::Cc::kEntrySizes |
-                                  (all_command_sets_ ? nvme::Cc::kCssAllCommandSets : nvme::Cc::kCssNvm));
-      break;
-    case Step::ready:
-      command.sqe = nvme::make_property_get(nvme::Property::csts);
-      break;
+    case Step::start:
+      return start_.command();
     case Step::controller:
       command.sqe = identify(Cns::controller, 0);
       break;
@@ -67,51 +52,38 @@ fabric::Command IdentifyWalk::command() {
       command.sqe = identify(Cns::namespace_descriptors, facts_.namespaces[index_].nsid);
       break;
   }
-  if (answers_with_data()) {
-    command.direction = fabric::Direction::from_target;
-    buffer_.fill(std::byte{0});
-  }
-  vector_[0] = {buffer_.data(), step_ == Step::connect ? sizeof(nvme::ConnectData) : buffer_.size()};
-  if (command.direction != fabric::Direction::none) command.data = vector_;
+  buffer_.fill(std::byte{0});
+  vector_[0] = {buffer_.data(), buffer_.size()};
+  command.direction = fabric::Direction::from_target;
+  command.data = vector_;
   return command;
 }
 
 Next IdentifyWalk::on_response(const fabric::Response& response) {
+  if (step_ == Step::start) return on_start(response);
   const nvme::Status status = response.cqe.status();
   if (status != nvme::kSuccess) {
-    const std::string told = nvme::describe_status(status);
     if (step_ == Step::namespaces) return Next::done;  // an identity without namespaces is one too
     if (step_ == Step::descriptors) return next_descriptors();
-    if (step_ == Step::connect) return fail("Connect to " + target_.subsystem_nqn + " was refused: " + told);
-    return fail("the controller can't be asked: " + told);
+    return fail("the controller can't be identified: " + nvme::describe_status(status));
   }
-  if (answers_with_data() && response.received != nvme::kIdentifyBytes) {
+  if (response.received != nvme::kIdentifyBytes) {
     return fail("Identify was answered with " + std::to_string(response.received) + " bytes");
   }
   switch (step_) {
-    case Step::connect:
-      if (nvme::parse_connect_result(response.cqe.dw0).authentication) {
-        return fail("the subsystem demands authentication");
-      }
-      return go(Step::capabilities);
-    case Step::capabilities:
-      all_command_sets_ = nvme::Cap{response.cqe.result64()}.io_command_sets();
-      return go(Step::enable);
-    case Step::enable:
-      return go(Step::ready);
-    case Step::ready: {
-      const nvme::Csts ready{response.cqe.dw0};
-      if (ready.fatal()) return fail("the controller reports a fatal status (CSTS.CFS)");
-      return ready.ready() ? go(Step::controller) : Next::wait_and_send;
-    }
-    case Step::controller:
-      return on_controller();
     case Step::namespaces:
       return on_namespaces();
     case Step::descriptors:
       return on_descriptors();
+    default:
+      return on_controller();
   }
-  return fail("an answer that was not asked for");
+}
+
+Next IdentifyWalk::on_start(const fabric::Response& response) {
+  const Next next = start_.on_response(response);
+  if (next == Next::failed) return fail(start_.reason());
+  return next == Next::done ? go(Step::controller) : next;
 }
 
 Next IdentifyWalk::go(Step step) noexcept {
@@ -198,7 +170,7 @@ class Inquiry final : private fabric::QueuePairClient {
         return end(walk_.reason());
     }
   }
-  void on_closed(const std::string& reason) noexcept override {
+  void on_closed(fabric::Ending /*how*/, const std::string& reason) noexcept override {
     reason_ = reason;
     reactor_.stop();
   }

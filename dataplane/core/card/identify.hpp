@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "card/controller_start.hpp"
 #include "fabric/address.hpp"
 #include "fabric/queue_pair.hpp"
-#include "nvme/connect.hpp"
 #include "nvme/descriptors.hpp"
 #include "nvme/identify.hpp"
 
@@ -52,32 +52,24 @@ struct Refused : std::runtime_error {
 // The questions, one command at a time, as a state machine without I/O.
 class IdentifyWalk {
  public:
-  enum class Next : std::uint8_t { send, wait_and_send, done, failed };
+  using Next = NextStep;
 
-  explicit IdentifyWalk(const IdentifyTarget& target) : target_(target) {}
+  explicit IdentifyWalk(const IdentifyTarget& target);
   IdentifyWalk(const IdentifyWalk&) = delete;
   IdentifyWalk& operator=(const IdentifyWalk&) = delete;
 
   // The command to send now. Its buffer is this object's.
   [[nodiscard]] fabric::Command command();
-  // Judges the answer to it. wait_and_send: the controller is not ready yet, ask again a little later.
+  // Judges the answer to it.
   [[nodiscard]] Next on_response(const fabric::Response& response);
 
   [[nodiscard]] const SubsystemFacts& facts() const noexcept { return facts_; }
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }  // after failed
 
  private:
-  enum class Step : std::uint8_t {
-    connect,
-    capabilities,
-    enable,
-    ready,
-    controller,
-    namespaces,
-    descriptors
-  };
+  enum class Step : std::uint8_t { start, controller, namespaces, descriptors };
 
-  [[nodiscard]] bool answers_with_data() const noexcept { return step_ >= Step::controller; }
+  Next on_start(const fabric::Response& response);
   Next on_controller();
   Next on_namespaces();
   Next on_descriptors();
@@ -85,9 +77,8 @@ class IdentifyWalk {
   Next fail(std::string reason);
   Next go(Step step) noexcept;
 
-  const IdentifyTarget target_;
-  Step step_{Step::connect};
-  bool all_command_sets_{false};
+  ControllerStart start_;
+  Step step_{Step::start};
   std::size_t index_{0};  // of the namespace that is asked for
   SubsystemFacts facts_;
   std::string reason_;

@@ -58,6 +58,8 @@ class IoQueue {
   // Largest value of one store or retrieve in bytes (MDTS and the namespace's maximum value length).
   [[nodiscard]] virtual std::uint32_t max_value_bytes() const noexcept = 0;
   [[nodiscard]] virtual std::uint32_t inflight() const noexcept = 0;
+  // A value of the card is not what was stored: the card's status says so for a while.
+  virtual void report_corrupt() noexcept = 0;
 };
 
 }  // namespace akv::card

@@ -6,6 +6,7 @@
 
 #include "card/controller.hpp"
 #include "card/nvme_card.hpp"
+#include "card/trouble.hpp"
 #include "nvme/kv.hpp"
 #include "nvme/status.hpp"
 
@@ -86,7 +87,8 @@ void NvmeIoQueue::open(const QueueOrder& order) {
   generation_ = order.generation;
   qid_ = order.qid;
   facts_ = order.facts;
-  refused_ = ordered_close_ = false;
+  ordered_close_ = false;
+  trouble_ = Trouble::none;
   state_ = State::connecting;
   queue_pair_ = fabric::make_tcp_queue_pair(reactor_, transport_config(*card_.config, order), *this);
   queue_pair_->start();
@@ -112,7 +114,7 @@ void NvmeIoQueue::on_open() noexcept {
 void NvmeIoQueue::on_connected(const fabric::Response& response) noexcept {
   const nvme::Status status = response.cqe.status();
   if (status != nvme::kSuccess) {
-    refused_ = true;
+    trouble_ = Trouble::refused;
     return queue_pair_->close("Connect of I/O queue " + std::to_string(qid_) +
                               " was refused: " + nvme::describe_status(status));
   }
@@ -177,6 +179,7 @@ void NvmeIoQueue::on_response(std::uint32_t tag, const fabric::Response& respons
     if (card_.strikes.load(std::memory_order_relaxed) != 0) card_.strikes.store(0, std::memory_order_relaxed);
     bytes_on_wire_ -= entry.bytes;
     const IoResult result = judge(entry, response);
+    note(entry, response, result);
     counters_.count(entry.request->op, result.status,
                     entry.request->op == IoOp::retrieve ? response.received : entry.bytes);
     finish(tag, result);
@@ -195,6 +198,22 @@ IoResult NvmeIoQueue::judge(const Entry& entry, const fabric::Response& response
     return {IoStatus::error, nvme::kDataTransferError, size};
   }
   return {IoStatus::ok, 0, size};
+}
+
+// What is not right about an answer that came in time.
+void NvmeIoQueue::note(const Entry& entry, const fabric::Response& response,
+                       const IoResult& result) noexcept {
+  const TimePoint now = reactor_.now();
+  if (result.status == IoStatus::error) {
+    const bool refused = response.cqe.status() != nvme::kSuccess;
+    card_.recent.note(refused ? Trouble::command_errors : Trouble::wrong_length, now);
+  } else if (entry.deadline - now < card_.config->io_timeout / 2) {
+    card_.recent.note(Trouble::slow, now);
+  }
+}
+
+void NvmeIoQueue::report_corrupt() noexcept {
+  card_.recent.note(Trouble::corrupt_values, reactor_.now());
 }
 
 // For an entry that is in time: its buffers are free at once.
@@ -238,6 +257,7 @@ void NvmeIoQueue::on_timer() noexcept {
 void NvmeIoQueue::time_out(std::uint32_t index, TimePoint now) noexcept {
   Entry& entry = entries_[index];
   counters_.timeouts.add();
+  card_.recent.note(Trouble::slow, now);
   const std::uint32_t limit = card_.config->io_timeout_strikes;
   const std::uint32_t strikes = card_.strikes.fetch_add(1, std::memory_order_relaxed) + 1;
   if (!entry.sent) {
@@ -265,17 +285,19 @@ void NvmeIoQueue::ask_for_abort(std::uint32_t index) noexcept {
              });
 }
 
-// For every worker at once, before the controller hears of it.
+// The card hangs. For every worker at once, before the controller hears of it.
 void NvmeIoQueue::take_out_of_service(const std::string& reason) noexcept {
   std::uint64_t mine = generation_;
   card_.live_generation.compare_exchange_strong(mine, 0);
+  trouble_ = Trouble::hung;
   if (queue_pair_) queue_pair_->close(reason);
 }
 
-void NvmeIoQueue::on_closed(const std::string& reason) noexcept {
+void NvmeIoQueue::on_closed(fabric::Ending how, const std::string& reason) noexcept {
   state_ = State::idle;
+  if (how != fabric::Ending::asked) trouble_ = trouble_of(how);
   std::uint64_t mine = generation_;
-  if (!refused_) card_.live_generation.compare_exchange_strong(mine, 0);
+  if (trouble_ != Trouble::refused) card_.live_generation.compare_exchange_strong(mine, 0);
   drop_queue_pair();
   disconnect_all();
   if (!ordered_close_) report_lost(reason);
@@ -303,8 +325,8 @@ void NvmeIoQueue::disconnect_all() noexcept {
 
 void NvmeIoQueue::report_lost(const std::string& reason) noexcept {
   card_.post(worker_, card_.owner,
-             [card = card_.shared_from_this(), worker = worker_, generation = generation_, refused = refused_,
-              reason] { card->controller->on_queue_lost(worker, generation, refused, reason); });
+             [card = card_.shared_from_this(), worker = worker_, generation = generation_, trouble = trouble_,
+              reason] { card->controller->on_queue_lost(worker, generation, trouble, reason); });
 }
 
 }  // namespace akv::card

@@ -35,6 +35,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   [[nodiscard]] std::uint32_t inflight() const noexcept override {
     return static_cast<std::uint32_t>(counters_.inflight.get());
   }
+  void report_corrupt() noexcept override;
   [[nodiscard]] const QueueCounters& counters() const noexcept { return counters_; }
 
   // By the controller. The controller hears of the outcome through its on_queue_open() or on_queue_lost().
@@ -47,7 +48,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
 
   void on_open() noexcept override;
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override;
-  void on_closed(const std::string& reason) noexcept override;
+  void on_closed(fabric::Ending how, const std::string& reason) noexcept override;
 
   void on_connected(const fabric::Response& response) noexcept;
   void dispatch() noexcept;
@@ -60,6 +61,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   void ask_for_abort(std::uint32_t index) noexcept;
   void arm_timer() noexcept;
   void take_out_of_service(const std::string& reason) noexcept;
+  void note(const Entry& entry, const fabric::Response& response, const IoResult& result) noexcept;
   void drop_queue_pair() noexcept;
   void disconnect_all() noexcept;
   void report_lost(const std::string& reason) noexcept;
@@ -69,7 +71,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   Reactor& reactor_;
   State state_{State::idle};
   bool ordered_close_{false};
-  bool refused_{false};  // the controller answered Connect with an error
+  Trouble trouble_{Trouble::none};  // why it closes; refused: the controller answered Connect with an error
   std::uint64_t generation_{0};
   std::uint16_t qid_{1};
   ControllerFacts facts_;

@@ -111,6 +111,7 @@ class MemoryQueue final : public IoQueue {
   [[nodiscard]] std::uint32_t inflight() const noexcept override {
     return static_cast<std::uint32_t>(counters_.inflight.get());
   }
+  void report_corrupt() noexcept override {}  // no card is to blame: the memory is this process' own
   [[nodiscard]] bool submit(IoRequest& request) noexcept override {
     if (!open_ || inflight() >= config_.queue_depth) return false;
     waiting_.push_back(&request);

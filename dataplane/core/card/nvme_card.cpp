@@ -57,6 +57,7 @@ CardSnapshot NvmeCard::snapshot() const {
   snapshot.queues = static_cast<std::uint32_t>(std::popcount(serving.load(std::memory_order_relaxed)));
   snapshot.max_value_bytes = max_value_bytes.load(std::memory_order_relaxed);
   status.add_to(snapshot);
+  if (snapshot.state == CardState::live) snapshot.trouble = recent.at(monotonic_now());
   for (const auto& queue : queues)
     queue->counters().add_to(snapshot);
   return snapshot;

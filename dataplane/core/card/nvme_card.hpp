@@ -12,6 +12,7 @@
 #include "card/bring_up.hpp"
 #include "card/card_set.hpp"
 #include "card/card_status.hpp"
+#include "card/trouble.hpp"
 
 namespace akv::card {
 
@@ -47,6 +48,7 @@ class NvmeCard : public std::enable_shared_from_this<NvmeCard> {
   std::atomic<std::uint32_t> strikes{0};  // timeouts in a row, over all queues
   std::atomic<std::uint64_t> serving{0};  // bit w: worker w's queue is connected
   std::atomic<std::uint32_t> max_value_bytes{0};
+  RecentTrouble recent;
   CardStatus status;
 
   std::unique_ptr<Controller> controller;

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "fabric/ending.hpp"
 #include "nvme/command.hpp"
 
 namespace akv::fabric {
@@ -41,7 +42,7 @@ class QueuePairClient {
   virtual void on_response(std::uint32_t tag, const Response& response) noexcept = 0;
   // Once, and the last call: the socket is closed and no buffer is referred to any more. No response comes
   // for commands that are outstanding.
-  virtual void on_closed(const std::string& reason) noexcept = 0;
+  virtual void on_closed(Ending how, const std::string& reason) noexcept = 0;
 
  protected:
   ~QueuePairClient() = default;
@@ -60,7 +61,7 @@ class QueuePair {
   [[nodiscard]] virtual std::optional<std::uint16_t> command_id(std::uint32_t tag) const noexcept = 0;
   // Sends what the transport takes now; the rest follows by itself. May call on_response() and on_closed().
   virtual void flush() noexcept = 0;
-  // Calls on_closed(), once.
+  // Calls on_closed(), once, with Ending::asked.
   virtual void close(const std::string& reason) noexcept = 0;
 };
 

@@ -8,25 +8,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <system_error>
 
 namespace akv::fabric {
 namespace {
 
 using nvme::FatalStatus;
 
-Fault refuse(std::string reason, FatalStatus status, std::size_t info = 0) {
+Fault refuse(std::string reason, FatalStatus status, std::size_t info = 0, Ending ending = Ending::protocol) {
   return {"the target broke the protocol: " + std::move(reason),
-          nvme::FatalError{status, static_cast<std::uint32_t>(info)}};
+          nvme::FatalError{status, static_cast<std::uint32_t>(info)}, ending};
 }
 
 Fault unknown_command(std::uint16_t cid, std::size_t offset) {
   return refuse("no outstanding command has id " + std::to_string(cid), FatalStatus::invalid_header_field,
-                offset);
-}
-
-std::string system_error(const std::string& what, int error) {
-  return what + ": " + std::generic_category().message(error);
+                offset, Ending::wrong_id);
 }
 
 std::uint8_t wanted_digests(const TcpQueuePairConfig& config) {
@@ -52,18 +47,19 @@ TcpQueuePair::~TcpQueuePair() {
 void TcpQueuePair::start() {
   const auto& address = config_.address;
   socket_.reset(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
-  if (!socket_) return close(system_error("socket", errno));
+  if (!socket_) return end(system_fault("socket", errno));
   const int on = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   if (::connect(socket_.get(), address.get(), address.size()) != 0 && errno != EINPROGRESS) {
-    return close(system_error("connect to " + address.text(), errno));
+    return end(system_fault("connect to " + address.text(), errno));
   }
   state_ = State::connecting;
   reactor_.add(socket_.get(), EPOLLOUT, *this);
   connect_timer_ = reactor_.call_after(config_.connect_timeout, [this] {
     connect_timer_ = 0;
-    close(config_.address.text() + " did not answer within " +
-          std::to_string(config_.connect_timeout.count()) + " ms");
+    end({config_.address.text() + " did not answer within " +
+             std::to_string(config_.connect_timeout.count()) + " ms",
+         std::nullopt, state_ == State::connecting ? Ending::unreachable : Ending::unanswered});
   });
 }
 
@@ -79,7 +75,7 @@ void TcpQueuePair::finish_connect() noexcept {
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) return close(system_error("connect to " + config_.address.text(), error));
+  if (error != 0) return end(system_fault("connect to " + config_.address.text(), error));
   state_ = State::greeting;
   reactor_.modify(socket_.get(), EPOLLIN);
   send_ic_req();
@@ -224,7 +220,8 @@ TcpQueuePair::Judgement TcpQueuePair::on_r2t(const nvme::R2t& r2t) {
     return refuse("R2T out of order", FatalStatus::invalid_header_field, offsetof(nvme::R2t, r2to));
   }
   if (r2t.r2tl == 0 || r2t.r2tl > slot->data.bytes() - slot->granted) {
-    return refuse("R2T beyond the command's data", FatalStatus::data_out_of_range, offsetof(nvme::R2t, r2tl));
+    return refuse("R2T beyond the command's data", FatalStatus::data_out_of_range, offsetof(nvme::R2t, r2tl),
+                  Ending::wrong_length);
   }
   slot->ttag = r2t.ttag;
   slot->granted += r2t.r2tl;
@@ -244,7 +241,7 @@ TcpQueuePair::Judgement TcpQueuePair::on_c2h_data(const nvme::DataPdu& pdu, std:
   }
   if (bytes > slot->data.bytes() - slot->received) {
     return refuse("C2HData beyond the command's buffer", FatalStatus::data_out_of_range,
-                  offsetof(nvme::DataPdu, datal));
+                  offsetof(nvme::DataPdu, datal), Ending::wrong_length);
   }
   target = {&slot->data, slot->received};
   return std::nullopt;
@@ -278,7 +275,7 @@ void TcpQueuePair::watch(bool writable) noexcept {
 void TcpQueuePair::fail(const Fault& fault) noexcept {
   if (state_ == State::closed) return;
   if (fault.fatal && !sender_.within_pdu()) send_term_req(*fault.fatal);
-  close(config_.address.text() + ": " + fault.reason);
+  end({config_.address.text() + ": " + fault.reason, std::nullopt, fault.ending});
 }
 
 // Best effort: the connection ends either way.
@@ -307,10 +304,14 @@ void TcpQueuePair::shut() noexcept {
 }
 
 void TcpQueuePair::close(const std::string& reason) noexcept {
+  end({reason, std::nullopt, Ending::asked});
+}
+
+void TcpQueuePair::end(const Fault& fault) noexcept {
   if (state_ == State::closed) return;
   state_ = State::closed;
   shut();
-  client_.on_closed(reason);
+  client_.on_closed(fault.ending, fault.reason);
 }
 
 std::shared_ptr<QueuePair> make_tcp_queue_pair(Reactor& reactor, const TcpQueuePairConfig& config,

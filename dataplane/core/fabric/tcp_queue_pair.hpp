@@ -58,6 +58,7 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
   void push_data(CommandSlot& slot) noexcept;
   void complete(CommandSlot& slot) noexcept;
   void fail(const Fault& fault) noexcept;
+  void end(const Fault& fault) noexcept;
   void send_term_req(const nvme::FatalError& error) noexcept;
   void watch(bool writable) noexcept;
   void shut() noexcept;

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include "base/bytes.hpp"
@@ -19,10 +18,26 @@ namespace {
 constexpr int kReadsPerCall = 16;
 constexpr int kMaxMends = 64;  // as for the sender
 
+// By where in the header the fault is.
+Ending ending_of(const nvme::FatalError& error) noexcept {
+  if (error.status == nvme::FatalStatus::header_digest) return Ending::wrong_digest;
+  if (error.status == nvme::FatalStatus::data_limit_exceeded) return Ending::wrong_length;
+  if (error.status != nvme::FatalStatus::invalid_header_field) return Ending::protocol;
+  switch (error.info) {
+    case offsetof(nvme::CommonHeader, hlen):
+    case offsetof(nvme::CommonHeader, pdo):
+    case offsetof(nvme::CommonHeader, plen):
+    case offsetof(nvme::DataPdu, datal):
+      return Ending::wrong_length;
+    default:
+      return Ending::protocol;
+  }
+}
+
 Fault broken(const nvme::FatalError& error) {
   return {"the target broke the protocol: " + std::string(to_string(error.status)) + " (" +
               std::to_string(error.info) + ")",
-          error};
+          error, ending_of(error)};
 }
 
 Fault out_of_sequence(nvme::PduType type) {
@@ -81,7 +96,7 @@ std::optional<Fault> TcpReceiver::receive(int fd) {
     for (const iovec& vector : std::span(vectors).first(count))
       room += vector.iov_len;
     const ssize_t got = ::readv(fd, vectors.data(), static_cast<int>(count));
-    if (got == 0) return Fault{"the target closed the connection"};
+    if (got == 0) return Fault{"the target closed the connection", {}, Ending::closed};
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return std::nullopt;
@@ -90,7 +105,7 @@ std::optional<Fault> TcpReceiver::receive(int fd) {
         --reads;
         continue;
       }
-      return Fault{"receive: " + std::generic_category().message(errno)};
+      return system_fault("receive", errno);
     }
     if (auto fault = take(static_cast<std::size_t>(got))) return fault;
     if (static_cast<std::size_t>(got) < room) return std::nullopt;  // the socket is empty for now
@@ -168,7 +183,7 @@ Fault TcpReceiver::ended_by(const nvme::TermReq& request) const {
   if (!greeted_ && request.fei() == offsetof(nvme::IcReq, dgst)) {
     text += "; it takes no host with the header and data digests that were asked for";
   }
-  return Fault{std::move(text)};
+  return Fault{std::move(text), {}, Ending::terminated};
 }
 
 std::optional<Fault> TcpReceiver::dispatch(const nvme::PduHeader& header) {
@@ -208,7 +223,7 @@ std::optional<Fault> TcpReceiver::end_data() {
   if (rules_.framing.ddgst) {
     const auto received = load_le<std::uint32_t>(staged().data());
     if (nvme::judge_data_digest(received, crc_, data_.datal) == nvme::DataDigest::wrong) {
-      return Fault{"wrong data digest"};
+      return Fault{"wrong data digest", {}, Ending::wrong_digest};
     }
     begin_ += nvme::kDigestBytes;
   }

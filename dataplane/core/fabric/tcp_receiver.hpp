@@ -6,19 +6,13 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "base/crc32c.hpp"
+#include "fabric/ending.hpp"
 #include "fabric/iovec_list.hpp"
 #include "nvme/pdu.hpp"
 
 namespace akv::fabric {
-
-// Why a connection ends.
-struct Fault {
-  std::string reason;
-  std::optional<nvme::FatalError> fatal{};  // the target is told by a termination PDU
-};
 
 // Where the payload of one C2HData PDU goes. The list must stay until on_c2h_data_end() or stop().
 struct PayloadTarget {

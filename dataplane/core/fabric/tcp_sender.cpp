@@ -111,7 +111,7 @@ std::optional<Fault> TcpSender::flush(int fd, bool& blocked) noexcept {
       }
       blocked = errno == EAGAIN;
       if (blocked) return std::nullopt;
-      return Fault{"send: " + std::generic_category().message(errno)};
+      return system_fault("send", errno);
     }
     advance(static_cast<std::size_t>(sent));
     blocked = static_cast<std::size_t>(sent) < batch.bytes && count_ > 0;

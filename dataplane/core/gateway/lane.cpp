@@ -147,9 +147,15 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
 void Lane::completed(Command& command, const card::IoResult& result) noexcept {
   if (!command.data.empty()) --command.batch->unanswered;
   conclude(command, result, outcomes_, hot_);
+  if (outcomes_.take_damaged()) blame_card();
   outcomes_.settle(*command.batch);
   if (!command.batch->more.empty()) line_up(command.batch);
   after_.request();
+}
+
+void Lane::blame_card() noexcept {
+  card::IoQueue* const queue = context_.cards.queue(context_.worker, serial_);
+  if (queue != nullptr) queue->report_corrupt();
 }
 
 void Lane::released(Command& command) noexcept {

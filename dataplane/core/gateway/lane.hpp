@@ -77,6 +77,7 @@ class Lane final : public CommandOwner {
   [[nodiscard]] bool has_room() const noexcept;
   void line_up(std::shared_ptr<Batch> batch);
   void fail_all(Why why);
+  void blame_card() noexcept;
   void fail_refused(Why why);
   void let_go(Command& command) noexcept;
   void report(const std::shared_ptr<Batch>& batch);

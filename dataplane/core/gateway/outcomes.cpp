@@ -56,6 +56,12 @@ Counter loss_reason(Why why) noexcept {
   return Counter::lost_card_error;
 }
 
+// No gateway stores such a value, whatever its namespace, version and layout.
+bool is_damage(kv::Mismatch what) noexcept {
+  return what == kv::Mismatch::short_value || what == kv::Mismatch::magic ||
+         what == kv::Mismatch::envelope_crc || what == kv::Mismatch::payload_crc;
+}
+
 }  // namespace
 
 Why why_of(card::IoStatus status) noexcept {
@@ -98,6 +104,7 @@ void Outcomes::too_small(Batch& batch, std::uint32_t index, std::uint32_t length
 }
 
 void Outcomes::mismatch(Batch& batch, std::uint32_t index, kv::Mismatch what) {
+  damaged_ = damaged_ || is_damage(what);
   miss(batch, index, miss_counter(what));
 }
 

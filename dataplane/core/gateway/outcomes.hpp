@@ -55,6 +55,9 @@ class Outcomes {
   // The same, but for those before entry `first`.
   void fail_behind(Batch& batch, std::uint32_t first, Why why);
 
+  // Whether a value since the last call was not what any gateway stores, so that its card is to blame.
+  [[nodiscard]] bool take_damaged() noexcept { return std::exchange(damaged_, false); }
+
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
   // Adds the batch to those that are done when nothing of it is open any more.
   void settle(Batch& batch);
@@ -73,6 +76,7 @@ class Outcomes {
   void fail_listed(Batch& batch, std::vector<std::uint32_t>& list, std::uint32_t first, Why why);
 
   Counters& counters_;
+  bool damaged_{false};
   std::vector<std::shared_ptr<Batch>> done_;
   std::vector<Landed> landed_;
 };

@@ -51,9 +51,9 @@ void Connection::on_response(std::uint32_t tag, const fabric::Response& response
   response_ = response;
 }
 
-void Connection::on_closed(const std::string& reason) noexcept {
+void Connection::on_closed(fabric::Ending how, const std::string& reason) noexcept {
   closed_ = reason;
-  if (client_ != nullptr) client_->on_closed(reason);
+  if (client_ != nullptr) client_->on_closed(how, reason);
 }
 
 }  // namespace akv::probe

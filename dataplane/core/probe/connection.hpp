@@ -34,7 +34,7 @@ class Connection final : private fabric::QueuePairClient {
   void run_until(Done done, const std::string& what);
   void on_open() noexcept override { open_ = true; }
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override;
-  void on_closed(const std::string& reason) noexcept override;
+  void on_closed(fabric::Ending how, const std::string& reason) noexcept override;
 
   Reactor& reactor_;
   fabric::QueuePairClient* client_{nullptr};

@@ -105,7 +105,7 @@ class Load final : private fabric::QueuePairClient {
     }
     idle_.push_back(tag);
   }
-  void on_closed(const std::string& reason) noexcept override { closed_ = reason; }
+  void on_closed(fabric::Ending /*how*/, const std::string& reason) noexcept override { closed_ = reason; }
 
   // After every turn of the loop: as many as depth and bytes in flight allow, sent together.
   void pump() {

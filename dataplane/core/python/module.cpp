@@ -193,6 +193,7 @@ void bind_card(nb::module_& module) {
       .def_prop_ro("serial", card_field(&card::CardSnapshot::serial))
       .def_prop_ro("slot", [](const CardView& view) { return view.slot; })
       .def_prop_ro("state", [](const CardView& view) { return std::string(to_string(view.card.state)); })
+      .def_prop_ro("trouble", [](const CardView& view) { return std::string(to_string(view.card.trouble)); })
       .def_prop_ro("active", [](const CardView& view) { return view.active; })
       .def_prop_ro("last_error", card_field(&card::CardSnapshot::last_error))
       .def_prop_ro("path", card_field(&card::CardSnapshot::path))
