@@ -73,6 +73,9 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void close(std::string_view why) noexcept;
 
  private:
+  // Answers a host has not taken yet. Above this the connection's commands wait in the host's socket.
+  static constexpr std::uint64_t kMaxOutput = std::uint64_t{16} << 20U;
+
   enum class Phase : std::uint8_t { initialize, connect, live, terminating, closed };
 
   void handle_events(std::uint32_t events);
@@ -101,6 +104,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void terminate(const nvme::FatalError& error, std::span<const std::byte> header);
   void drain();
   void watch_partial_pdu(TimePoint now);
+  [[nodiscard]] std::chrono::milliseconds time_for(std::uint64_t bytes) const;
 
   [[nodiscard]] bool open() const noexcept { return phase_ != Phase::terminating && phase_ != Phase::closed; }
 
