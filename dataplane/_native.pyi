@@ -53,6 +53,7 @@ class Engine:
         client_socket: str,
         shared_memory_size: int,
         read_cache_size: int,
+        lend_cached_blocks: bool,
         client_regions: int,
         client_regions_size: int,
         cores: list[int],

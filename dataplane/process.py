@@ -49,6 +49,7 @@ def make_engine(config: GatewayConfig) -> Engine:
         client_socket=config.client_socket,
         shared_memory_size=config.shared_memory_size,
         read_cache_size=config.cache_bytes(),
+        lend_cached_blocks=config.lend_cached_blocks,
         client_regions=config.client_regions,
         client_regions_size=config.client_regions_size,
         cores=list(config.cores()[:-1]),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VECTORS = ROOT / "tests/vectors"
-REGIONS, HELLO_SENT, HOLD, SMALL_VALUES, REMOTE, SECRETS = 64, 32, 8, 4, 2, 1
+LENDING, REGIONS, HELLO_SENT, HOLD, SMALL_VALUES, REMOTE, SECRETS = 128, 64, 32, 8, 4, 2, 1
 
 
 def _u16(value: int) -> bytes:
@@ -51,6 +51,17 @@ def gateway() -> Iterator[bytes]:
     script = grow + register + put + get + bytes([248, 0]) + put + get + bytes([1, 9, 0, 9, 0, 1])
     for how in (0, HOLD, SMALL_VALUES, HOLD | SMALL_VALUES):
         yield bytes([REGIONS | HELLO_SENT | how]) + script + bytes([3, 3, 5, 6])
+
+    # ALLOC, PUT, GET twice, BORROW twice, RETURN, a PUT while one is lent, a flood of other keys.
+    alloc, put, get = (
+        bytes([1, 1, 0, 1, 0, 100]),
+        *(bytes([1, op, 0, op, 0, 0]) + _u16(2999) for op in (3, 4)),
+    )
+    borrow, back = bytes([1, 11, 1, 2, 0, 0, 0]), bytes([1, 12, 0, 3, 0, 0])
+    flood = b"".join(bytes([1, op, 0, op, 0, key]) + _u16(2999) for key in range(1, 8) for op in (3, 4))
+    for how in (0, HOLD, REGIONS, SMALL_VALUES):
+        script = alloc + put + get + get + borrow + borrow + back + put + flood + back
+        yield bytes([LENDING | HELLO_SENT | how]) + script + bytes([3, 3, 5, 6])
 
 
 def nvme() -> Iterator[bytes]:

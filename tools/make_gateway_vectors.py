@@ -22,6 +22,7 @@ HEADER = struct.Struct("<IIHHIQQ")
 ENTRY = struct.Struct("<32sQIHH")
 REPLY, ERROR = 0x8000, 0xFFFF
 HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER = range(1, 11)
+BORROW, RETURN = 12, 13
 BUSY, BAD_REQUEST, UNSUPPORTED, NO_MEMORY, NO_SUCH_BLOCK = 1, 4, 5, 6, 7
 INLINE = 0xFFFF
 
@@ -142,13 +143,22 @@ def hello(
     return frame(HELLO, fixed + struct.pack("<H", len(name)) + name, request=1)
 
 
-def welcome(arena: int, session: int, *, regions: tuple[int, int] | None = None) -> bytes:
-    """The OK reply to HELLO of a gateway with the default limits; `regions`: their number and bytes."""
+def welcome(
+    arena: int,
+    session: int,
+    *,
+    regions: tuple[int, int] | None = None,
+    cache: tuple[int, int] | None = None,
+) -> bytes:
+    """The OK reply to HELLO of a gateway with the default limits.
+
+    `regions`: their number and bytes; `cache`: bytes of its memory and how many blocks may be borrowed.
+    """
     body = struct.pack(
         "<HHIQIIIIIIQ",
         1,
         0,
-        bool(arena) | 2 * (regions is not None),
+        bool(arena) | 2 * (regions is not None) | 4 * (cache is not None),
         arena,
         4096,
         4096,
@@ -159,6 +169,7 @@ def welcome(arena: int, session: int, *, regions: tuple[int, int] | None = None)
         session,
     )
     more = struct.pack("<IIQ", regions[0], 0, regions[1]) if regions else b""
+    more += struct.pack("<QII", *cache, 0) if cache else b""
     return frame(HELLO | REPLY, body + bytes(32) + more, request=1)
 
 
@@ -324,6 +335,48 @@ def _region_steps() -> list[dict[str, Any]]:
     ]
 
 
+def _borrowing_steps(keys: list[bytes]) -> list[dict[str, str]]:
+    """A read cache of 256 KiB that is lent. A GET brings the copy, which is then read in place."""
+    a, b, _ = keys
+    entry = ENTRY.pack(a, 0, 100, 0, 0)
+    lent, not_cached = struct.pack("<IIQ", 0, 100, 0), struct.pack("<IIQ", 7, 0, 0)
+    offset = bytes(8)
+    text = "an offset is not that of a borrowed block"
+    return [
+        step(
+            "hello",
+            hello(7, 4096, "default"),
+            welcome(4096, 1, regions=(16, 64 << 30), cache=(256 << 10, 16_384)),
+        ),
+        step(
+            "alloc",
+            frame(ALLOC, u32(100), count=1, request=2),
+            frame(ALLOC | REPLY, bytes(8), count=1, request=2),
+        ),
+        step(
+            "put",
+            frame(PUT, entry, count=1, request=3, dialog=77),
+            frame(PUT | REPLY, u32(0), count=1, request=3),
+        ),
+        step(
+            "get",
+            frame(GET, entry, count=1, request=4, dialog=77),
+            frame(GET | REPLY, struct.pack("<II", 0, 100), count=1, request=4),
+        ),
+        step(
+            "borrow",
+            frame(BORROW, a + b, count=2, request=5, dialog=77),
+            frame(BORROW | REPLY, lent + not_cached, count=2, request=5),
+        ),
+        step("return", frame(RETURN, offset, count=1, request=6), frame(RETURN | REPLY, count=1, request=6)),
+        step(
+            "return again",
+            frame(RETURN, offset, count=1, request=7),
+            refusal(RETURN | REPLY, NO_SUCH_BLOCK, text, 7),
+        ),
+    ]
+
+
 def mac_vectors() -> list[dict[str, str]]:
     """Proofs of a namespace's secret."""
     secret, client, server = bytes(range(100, 132)), bytes(range(32)), bytes(range(32, 64))
@@ -366,6 +419,7 @@ def protocol_vectors() -> dict[str, Any]:
                 ],
             },
             {"name": "regions", "steps": _region_steps()},
+            {"name": "borrowing", "lent_bytes": 256 << 10, "steps": _borrowing_steps(keys)},
         ],
         "macs": mac_vectors(),
     }

@@ -174,6 +174,7 @@ class GatewayConfig(_Strict):
     bind_address: _Address = "127.0.0.1"
     shared_memory_size: Annotated[int, Field(ge=2**20, le=2**48)] = 2**30
     read_cache_size: Annotated[int, Field(ge=0, le=2**48)] | None = None
+    lend_cached_blocks: bool = False
     client_regions: Annotated[int, Field(ge=0, le=1024)] = 16
     client_regions_size: Annotated[int, Field(ge=0, le=2**48)] = 2**36
     thread_pool_size: Annotated[int, Field(ge=1, le=256)] = 1
@@ -260,9 +261,27 @@ def _size_problems(config: GatewayConfig) -> list[str]:
             f"read_cache_size: {config.read_cache_size} is more than shared_memory_size "
             f"{config.shared_memory_size}, of which it is a part; make it smaller, or 0 for no cache"
         )
+    if config.lend_cached_blocks:
+        problems += _lending_problems(config)
     if config.start_clean and config.shared_storage:
         problems.append(
             "start_clean: 1 with shared_storage: true would clean a shared cache; set start_clean: 0"
+        )
+    return problems
+
+
+def _lending_problems(config: GatewayConfig) -> list[str]:
+    """Who may read the cache's memory, and what is left for sessions beside it."""
+    problems = []
+    if config.namespace_secrets is not None:
+        problems.append(
+            "lend_cached_blocks: true with namespace_secrets would let a client of one namespace read the "
+            "blocks of all; remove one of the two"
+        )
+    if config.cache_bytes() in {0, config.shared_memory_size}:
+        problems.append(
+            f"lend_cached_blocks: true with read_cache_size {config.cache_bytes()} of shared_memory_size "
+            f"{config.shared_memory_size}; blocks to lend and sessions need memory each: set a size between"
         )
     return problems
 

@@ -43,6 +43,9 @@ class Replies {
     if (header.status == 0 && opcode == wire::Opcode::get) {
       check(header.body_len >= header.count * wire::kGetReplyEntryBytes, "GET has all its entries");
     }
+    if (header.status == 0 && opcode == wire::Opcode::borrow) {
+      check(header.body_len == header.count * wire::kBorrowReplyEntryBytes, "BORROW has all its entries");
+    }
     if (header.status == 0 && (opcode == wire::Opcode::put || opcode == wire::Opcode::remove)) {
       check(header.body_len == header.count * 4, "PUT and DELETE have all their entries");
     }
@@ -53,7 +56,8 @@ class Replies {
 
 class Run {
  public:
-  explicit Run(std::uint8_t how) : bench_(limits(), secrets(how), 256U << 10U) {
+  explicit Run(std::uint8_t how)
+      : bench_(limits(), secrets(how), 512U << 10U, 256U << 10U, (how & 128U) != 0) {
     int pair[2];
     check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "socketpair");
     socket_.reset(pair[0]);
@@ -63,8 +67,7 @@ class Run {
     bench_.queue().depth = (how & 16U) != 0 ? 2 : 1024;
     if ((how & 32U) != 0)
       send(gateway::test::frame(wire::Opcode::hello,
-                                gateway::test::hello_body(128U << 10U, "default", (how & 64U) != 0 ? 2 : 0),
-                                0, 1));
+                                gateway::test::hello_body(128U << 10U, "default", features(how)), 0, 1));
   }
 
   void step(Input& input) {
@@ -108,6 +111,7 @@ class Run {
     check(bench_.shared.arena->used() == 0, "the session's memory is given back");
     check(bench_.shared.inline_memory->used() == 0, "private memory is given back");
     check(bench_.shared.regions->used() == 0, "no region is left");
+    check(bench_.shared.cache.borrowed->load() == 0, "no block is lent any more");
   }
 
  private:
@@ -118,6 +122,9 @@ class Run {
     limits.inline_bytes = 512U << 10U;
     limits.credits = 8;
     return limits;
+  }
+  static std::uint32_t features(std::uint8_t how) {
+    return ((how & 64U) != 0 ? wire::kFeatureRegions : 0) | ((how & 128U) != 0 ? wire::kFeatureBorrowing : 0);
   }
   static gateway::Secrets secrets(std::uint8_t how) {
     if ((how & 1U) == 0) return {};
@@ -145,7 +152,7 @@ class Run {
     send(std::span(request).subspan(1));
   }
   void send_frame(Input& input) {
-    const auto opcode = static_cast<wire::Opcode>(1 + input.number<std::uint8_t>() % 11U);
+    const auto opcode = static_cast<wire::Opcode>(1 + input.number<std::uint8_t>() % 13U);
     const auto count = 1U + input.number<std::uint8_t>() % 8U;
     const auto id = input.number<std::uint8_t>();
     const auto status = static_cast<std::uint16_t>(input.number<std::uint8_t>() % 2U);
@@ -178,8 +185,11 @@ class Run {
       }
       case wire::Opcode::unregister_region:
         return append(body, std::uint64_t{which % 4U});
+      case wire::Opcode::give_back:
+        return append(body, std::uint64_t{which % 64U} * 4096U);
       case wire::Opcode::exists:
       case wire::Opcode::remove:
+      case wire::Opcode::borrow:
         return append(body, gateway::test::key_of(which % 8U));
       default:
         return;

@@ -20,7 +20,8 @@ TEST(GatewaySession, ConversationsFollowTheSharedVectors) {
   const auto vectors = akv::test::read_vectors("protocol.json");
   ASSERT_FALSE(vectors["conversations"].empty());
   for (const auto& conversation : vectors["conversations"]) {
-    Bench bench;
+    const auto lent = conversation.value("lent_bytes", std::uint64_t{0});
+    Bench bench({}, {}, 1U << 20U, lent, lent != 0);
     TestClient client(bench);
     for (const auto& step : conversation["steps"]) {
       SCOPED_TRACE(conversation["name"].get<std::string>() + ": " + step["name"].get<std::string>());

@@ -250,8 +250,10 @@ inline Bytes hello_body(std::uint64_t arena_bytes, std::string_view name = "defa
 class Bench {
  public:
   explicit Bench(Limits limits = {}, Secrets secrets = {}, std::uint64_t memory = 1U << 20U,
-                 std::uint64_t cache = 0)
-      : shared(limits, std::move(secrets), memory, 1, cache), worker(0, shared), cards(worker.reactor(), 0) {
+                 std::uint64_t cache = 0, bool lends = false)
+      : shared(limits, std::move(secrets), memory, 1, cache, lends),
+        worker(0, shared),
+        cards(worker.reactor(), 0) {
     worker.connect(cards, {&worker});
     route({"C0"});
   }
@@ -335,7 +337,7 @@ class TestClient {
   bool receive() {
     std::byte buffer[65'536];
     iovec vector{buffer, sizeof buffer};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))];
     msghdr message{};
     message.msg_iov = &vector;
     message.msg_iovlen = 1;
@@ -344,9 +346,10 @@ class TestClient {
     const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
     if (got < 0) return errno == EAGAIN;
     if (cmsghdr* const header = CMSG_FIRSTHDR(&message); header != nullptr) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-      memory_fd.reset(fd);
+      int fds[2]{-1, -1};
+      std::memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+      memory_fd.reset(fds[0]);
+      cache_fd.reset(fds[1]);
       fd_offset = received.size();
     }
     received.insert(received.end(), buffer, buffer + got);
@@ -372,12 +375,14 @@ class TestClient {
   void hang_up() { socket_.reset(); }
   [[nodiscard]] int fd() const { return socket_.get(); }
 
-  std::optional<Reply> hello(std::uint64_t arena_bytes, std::string_view name = "default") {
-    return call(frame(wire::Opcode::hello, hello_body(arena_bytes, name), 0, 1));
+  std::optional<Reply> hello(std::uint64_t arena_bytes, std::string_view name = "default",
+                             std::uint32_t more_features = 0) {
+    return call(frame(wire::Opcode::hello, hello_body(arena_bytes, name, more_features), 0, 1));
   }
 
   Bytes received;
   UniqueFd memory_fd;
+  UniqueFd cache_fd;
   std::size_t fd_offset{~std::size_t{0}};
 
  private:

@@ -14,8 +14,8 @@ using wire::Opcode;
 // A session with shared memory, mapped as a client maps it.
 class GatewayTransfer : public testing::Test {
  protected:
-  explicit GatewayTransfer(Limits limits = quick(), std::uint64_t cache = 0)
-      : bench(limits, {}, std::uint64_t{1} << 20U, cache) {}
+  explicit GatewayTransfer(Limits limits = quick(), std::uint64_t cache = 0, bool lends = false)
+      : bench(limits, {}, std::uint64_t{1} << 20U, cache, lends) {}
 
   static Limits quick() {
     Limits limits;
@@ -23,7 +23,7 @@ class GatewayTransfer : public testing::Test {
     return limits;
   }
   void SetUp() override {
-    ASSERT_TRUE(client.hello(kArena));
+    ASSERT_TRUE(client.hello(kArena, "default", wire::kFeatureBorrowing));
     void* const mapped =
         ::mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_SHARED, client.memory_fd.get(), 0);
     ASSERT_NE(mapped, MAP_FAILED);

@@ -111,6 +111,16 @@ LINES = [
         "make it smaller, or 0 for no cache",
     ),
     (
+        {"lend_cached_blocks": True, "read_cache_size": 0},
+        "lend_cached_blocks: true with read_cache_size 0 of shared_memory_size 10737418240; blocks to lend "
+        "and sessions need memory each: set a size between",
+    ),
+    (
+        {"lend_cached_blocks": True, "namespace_secrets": "/etc/akv/secrets.yaml"},
+        "lend_cached_blocks: true with namespace_secrets would let a client of one namespace read the blocks "
+        "of all; remove one of the two",
+    ),
+    (
         {"io_timeout_ms": "5s"},
         "io_timeout_ms: '5s' is not a whole number; write milliseconds without a unit or quotes, 5000",
     ),

@@ -32,6 +32,8 @@ constexpr std::array<std::string_view, kCounters> kNames{
     "cache_fills",
     "cache_evictions",
     "cache_stale",
+    "borrowed",
+    "borrow_misses",
     "puts",
     "stored",
     "lost_puts",

@@ -40,6 +40,8 @@ enum class Counter : std::uint8_t {
   cache_fills,
   cache_evictions,
   cache_stale,
+  borrowed,
+  borrow_misses,
   puts,
   stored,
   lost_puts,

@@ -28,6 +28,9 @@ EngineConfig checked(EngineConfig config) {
   if (config.read_cache_size > config.shared_memory_size) {
     throw std::invalid_argument("read_cache_size must be at most shared_memory_size");
   }
+  if (config.lend_cached_blocks && config.read_cache_size == config.shared_memory_size) {
+    throw std::invalid_argument("lend_cached_blocks needs memory beside read_cache_size");
+  }
   if (config.backend != "kv-nvme" && config.backend != "kv-memory") {
     throw std::invalid_argument("storage_backend " + config.backend + " is not in this build");
   }
@@ -88,7 +91,7 @@ bool same(const Plan& left, const Plan& right) {
 Engine::Engine(EngineConfig config)
     : config_(checked(std::move(config))),
       shared_(config_.limits, config_.secrets, config_.shared_memory_size, config_.workers,
-              config_.read_cache_size),
+              config_.read_cache_size, config_.lend_cached_blocks),
       tcp_socket_(listen_tcp(config_.bind_address, config_.port)),
       unix_socket_(listen_unix(config_.client_socket)) {
   std::vector<Worker*> peers;

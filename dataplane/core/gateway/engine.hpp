@@ -29,6 +29,7 @@ struct EngineConfig {
   std::string client_socket;
   std::uint64_t shared_memory_size{1U << 30U};  // bytes
   std::uint64_t read_cache_size{0};             // bytes of it for hot blocks, as far as clients leave them
+  bool lend_cached_blocks{false};               // clients may read those in place; then they are theirs alone
   std::size_t workers{1};
   std::vector<int> cores;  // one a worker; empty: not pinned
   std::chrono::milliseconds io_timeout{5000};

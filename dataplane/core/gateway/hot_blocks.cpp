@@ -6,9 +6,21 @@
 
 namespace akv::gateway {
 
+BlockName HotBlocks::name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept {
+  return {.key = key, .space = space, .lane = lane_, .hash = names_.hasher(key)};
+}
+
 BlockName HotBlocks::name_of(const Batch& batch, std::uint32_t index) const noexcept {
-  const kv::EngineKey& key = batch.entries[index].key;
-  return {.key = key, .space = batch.keyspace->space, .lane = lane_, .hash = names_.hasher(key)};
+  return name_of(batch.entries[index].key, batch.keyspace->space);
+}
+
+std::optional<ReadCache::Slot> HotBlocks::find(const kv::EngineKey& key, const SpaceId& space) const {
+  const BlockName name = name_of(key, space);
+  // Most keys have no copy: they are spared the look at the generations, which is far away in memory.
+  const auto slot = cache_.find_any(name);
+  if (!slot) return std::nullopt;
+  const auto generation = names_.generations.stable(name.hash);
+  return generation && cache_.is_present(*slot, *generation) ? slot : std::nullopt;
 }
 
 bool HotBlocks::settle_get(Batch& batch, std::uint32_t index) {
@@ -34,12 +46,7 @@ bool HotBlocks::settle_get(Batch& batch, std::uint32_t index) {
 }
 
 bool HotBlocks::settle_exists(Batch& batch, std::uint32_t index) {
-  const BlockName name = name_of(batch, index);
-  // Most keys have no copy: they are spared the look at the generations, which is far away in memory.
-  const auto slot = cache_.find_any(name);
-  if (!slot) return false;
-  const auto generation = names_.generations.stable(name.hash);
-  if (!generation || !cache_.is_present(*slot, *generation)) return false;
+  if (!find(batch.entries[index].key, batch.keyspace->space)) return false;
   outcomes_.counters().add(Counter::exists_cached);
   outcomes_.present(batch, index);
   return true;

@@ -34,6 +34,9 @@ class HotBlocks {
   // EXISTS: true when the block is in the cache, so that a GET would find it. The entry has its status then.
   [[nodiscard]] bool settle_exists(Batch& batch, std::uint32_t index);
 
+  // The present value's copy, as a GET would be given it now.
+  [[nodiscard]] std::optional<ReadCache::Slot> find(const kv::EngineKey& key, const SpaceId& space) const;
+
   // The bytes to verify of a block that arrived: a copy on its way into the cache, which the entry's client
   // can't write, or else the entry's own memory.
   struct Arrival {
@@ -58,6 +61,7 @@ class HotBlocks {
   [[nodiscard]] std::uint64_t take_copied() noexcept { return std::exchange(copied_, 0); }
 
  private:
+  [[nodiscard]] BlockName name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept;
   [[nodiscard]] BlockName name_of(const Batch& batch, std::uint32_t index) const noexcept;
   void give(Batch& batch, std::uint32_t index, std::span<const std::byte> from);
   void share(const EntryRef& waiting, const Entry& leader, Counter reason);

@@ -61,6 +61,9 @@ class Lane final : public CommandOwner {
     return turns_.empty() && refused_ == nullptr && inflight_ == 0 && !outcomes_.any_done();
   }
 
+  // What of this card's blocks needs no command.
+  [[nodiscard]] const HotBlocks& hot() const noexcept { return hot_; }
+
   // The card's answers.
   void completed(Command& command, const card::IoResult& result) noexcept override;
   void released(Command& command) noexcept override;

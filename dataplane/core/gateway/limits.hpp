@@ -14,6 +14,7 @@ struct Limits {
   std::uint32_t max_sessions{1024};
   std::uint64_t inline_bytes{256U << 20U};  // frames and inline blocks under way, all sessions together
   std::uint32_t max_regions{16};            // a session; 0: no session has any
+  std::uint32_t max_borrowed{16'384};       // blocks that a session reads in place at a time
   std::uint64_t region_bytes{std::uint64_t{64} << 30U};  // of all sessions' regions together
   std::uint32_t max_output{1U << 20U};  // unsent bytes at which a session's requests are no longer read
 

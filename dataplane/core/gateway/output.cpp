@@ -19,8 +19,8 @@ constexpr std::size_t kVectors = 64;
 std::span<std::byte> Output::grow(std::size_t size) {
   const bool fresh =
       chunks_.empty() || chunks_.back().owner != nullptr || chunks_.back().own.size() + size > kChunkBytes;
-  // A chunk that waits for its descriptor's bytes is empty and is filled by the first call.
-  const bool waits = !chunks_.empty() && chunks_.back().descriptor >= 0 && chunks_.back().own.empty();
+  // A chunk that waits for its descriptors' bytes is empty and is filled by the first call.
+  const bool waits = !chunks_.empty() && !chunks_.back().descriptors.empty() && chunks_.back().own.empty();
   if (fresh && !waits) {
     chunks_.emplace_back();
     chunks_.back().own = std::exchange(spare_, {});
@@ -40,9 +40,9 @@ void Output::append_shared(std::span<const std::byte> bytes, std::shared_ptr<con
   pending_ += bytes.size();
 }
 
-void Output::attach_descriptor(int fd, std::shared_ptr<const void> owner) {
+void Output::attach_descriptors(std::vector<int> descriptors, std::shared_ptr<const void> owner) {
   chunks_.emplace_back();
-  chunks_.back().descriptor = fd;
+  chunks_.back().descriptors = std::move(descriptors);
   chunks_.back().owner = std::move(owner);
 }
 
@@ -58,22 +58,23 @@ Output::Flush Output::flush(int socket) noexcept {
 
 long Output::write_some(int socket) noexcept {
   std::array<iovec, kVectors> vectors;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
   msghdr message{};
   message.msg_iov = vectors.data();
   std::size_t offset = front_offset_;
   for (const Chunk& chunk : chunks_) {
     const bool first = message.msg_iovlen == 0;
-    const bool carries = chunk.descriptor >= 0 && offset == 0;
+    const bool carries = !chunk.descriptors.empty() && offset == 0;
     if (message.msg_iovlen == kVectors || (carries && !first)) break;
     if (carries) {
+      const std::size_t size = chunk.descriptors.size() * sizeof(int);
       message.msg_control = control.data();
-      message.msg_controllen = control.size();
+      message.msg_controllen = CMSG_SPACE(size);
       cmsghdr* const header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;
       header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(header), &chunk.descriptor, sizeof(int));
+      header->cmsg_len = CMSG_LEN(size);
+      std::memcpy(CMSG_DATA(header), chunk.descriptors.data(), size);
     }
     const auto bytes = chunk.bytes().subspan(std::exchange(offset, 0));
     vectors[message.msg_iovlen++] = {.iov_base = const_cast<std::byte*>(bytes.data()),

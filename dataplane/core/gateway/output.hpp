@@ -22,8 +22,10 @@ class Output {
   [[nodiscard]] std::span<std::byte> grow(std::size_t size);
   // Bytes that `owner` keeps alive; not copied.
   void append_shared(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
-  // The next grow() begins a chunk whose first byte carries the descriptor; `owner` keeps it open.
-  void attach_descriptor(int fd, std::shared_ptr<const void> owner);
+  static constexpr std::size_t kMostDescriptors = 2;
+  // The next grow() begins a chunk whose first byte carries the descriptors, 1 to kMostDescriptors; `owner`
+  // keeps them open.
+  void attach_descriptors(std::vector<int> descriptors, std::shared_ptr<const void> owner);
 
   // Bytes not yet taken by the socket.
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
@@ -35,10 +37,10 @@ class Output {
     std::vector<std::byte> own;
     std::span<const std::byte> shared;
     std::shared_ptr<const void> owner;
-    int descriptor{-1};
+    std::vector<int> descriptors;
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
-      return owner != nullptr && descriptor < 0 ? shared : std::span<const std::byte>(own);
+      return owner != nullptr && descriptors.empty() ? shared : std::span<const std::byte>(own);
     }
   };
 

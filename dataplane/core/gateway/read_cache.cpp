@@ -1,9 +1,11 @@
 #include "gateway/read_cache.hpp"
 
 #include <algorithm>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
-#include "arena/leases.hpp"
+#include "base/events.hpp"
 
 namespace akv::gateway {
 namespace {
@@ -13,18 +15,33 @@ using arena::kPageBytes;
 constexpr std::uint64_t kLargestShare = 8;  // a block takes at most one part in so many
 constexpr int kMostEvictions = 256;         // for one block, so that an event ends
 constexpr std::size_t kFewestBuckets = 64;
+constexpr std::uint64_t kPinnedShare = 2;  // of the memory at most one part in so many is pinned
+
+// Without the seal a client could change what others are given: then nothing is lent.
+arena::CacheMemory make_memory(const CacheShare& share) {
+  using Kind = arena::CacheMemory::Kind;
+  if (!share.lends) return arena::CacheMemory(share.limit);
+  try {
+    return arena::CacheMemory(share.limit, Kind::lent);
+  } catch (const std::system_error& failure) {
+    log_event(Level::warning, "cached_blocks_not_lent", {{"reason", std::string_view(failure.what())}});
+    return arena::CacheMemory(share.limit);
+  }
+}
 
 }  // namespace
 
 ReadCache::ReadCache(CacheShare share, Counters& counters)
     : share_(std::move(share)),
       counters_(counters),
-      memory_(share_.limit),
+      memory_(make_memory(share_)),
       policy_(memory_.pages()),
-      buckets_(kFewestBuckets, kNone) {}
+      buckets_(kFewestBuckets, kNone),
+      pinned_(lends() ? memory_.pages() : 0, kNone) {}
 
 ReadCache::~ReadCache() {
   share_.held->fetch_sub(used_pages_ * kPageBytes, std::memory_order_relaxed);
+  share_.borrowed->fetch_sub(pinned_pages_ * kPageBytes, std::memory_order_relaxed);
 }
 
 std::optional<ReadCache::Slot> ReadCache::find_any(const BlockName& name) const noexcept {
@@ -62,8 +79,10 @@ std::optional<ReadCache::Slot> ReadCache::reserve(std::uint32_t length) {
   const auto first = make_room(pages);
   if (!first) return std::nullopt;
   const Slot slot = take_slot();
-  blocks_[slot] = {
-      .name = {}, .generation = 0, .first_page = *first, .pages = pages, .length = length, .next = kNone};
+  blocks_[slot] = {};
+  blocks_[slot].first_page = *first;
+  blocks_[slot].pages = pages;
+  blocks_[slot].length = length;
   used_pages_ += pages;
   share_.held->fetch_add(std::uint64_t{pages} * kPageBytes, std::memory_order_relaxed);
   return slot;
@@ -84,8 +103,7 @@ bool ReadCache::evict_one() {
   const auto slot = policy_.evict();
   if (!slot) return false;
   counters_.add(Counter::cache_evictions);
-  unlink(*slot);
-  give_back(*slot);
+  leave(*slot);
   return true;
 }
 
@@ -106,6 +124,7 @@ void ReadCache::commit(Slot slot, const BlockName& name, std::uint64_t generatio
   block.name = name;
   block.generation = generation;
   block.next = std::exchange(bucket(name), slot);
+  block.known = true;
   ++known_;
   policy_.insert(slot, name.mixed(), block.pages);
   counters_.add(Counter::cache_fills);
@@ -113,8 +132,13 @@ void ReadCache::commit(Slot slot, const BlockName& name, std::uint64_t generatio
 
 void ReadCache::drop(Slot slot) {
   policy_.erase(slot);
+  leave(slot);
+}
+
+// Nobody finds the block any more; who reads it in place goes on.
+void ReadCache::leave(Slot slot) {
   unlink(slot);
-  give_back(slot);
+  if (blocks_[slot].pins == 0) give_back(slot);
 }
 
 void ReadCache::unlink(Slot slot) noexcept {
@@ -122,7 +146,37 @@ void ReadCache::unlink(Slot slot) noexcept {
   while (*link != slot)
     link = &blocks_[*link].next;
   *link = blocks_[slot].next;
+  blocks_[slot].known = false;
   --known_;
+}
+
+bool ReadCache::pin(Slot slot) noexcept {
+  Block& block = blocks_[slot];
+  if (block.pins != 0) {
+    ++block.pins;
+    return true;
+  }
+  if (pinned_pages_ + block.pages > memory_.pages() / kPinnedShare) return false;
+  block.pins = 1;
+  pinned_[block.first_page] = slot;
+  pinned_pages_ += block.pages;
+  share_.borrowed->fetch_add(std::uint64_t{block.pages} * kPageBytes, std::memory_order_relaxed);
+  return true;
+}
+
+void ReadCache::unpin(Slot slot) {
+  Block& block = blocks_[slot];
+  if (--block.pins != 0) return;
+  pinned_[block.first_page] = kNone;
+  pinned_pages_ -= block.pages;
+  share_.borrowed->fetch_sub(std::uint64_t{block.pages} * kPageBytes, std::memory_order_relaxed);
+  if (!block.known) give_back(slot);
+}
+
+std::optional<ReadCache::Slot> ReadCache::pinned_at(std::uint64_t offset) const noexcept {
+  const std::uint64_t page = offset / kPageBytes;
+  if (offset % kPageBytes != 0 || page >= pinned_.size() || pinned_[page] == kNone) return std::nullopt;
+  return pinned_[page];
 }
 
 void ReadCache::give_back(Slot slot) {

@@ -12,6 +12,7 @@
 
 #include "arena/budget.hpp"
 #include "arena/cache_memory.hpp"
+#include "arena/leases.hpp"
 #include "arena/s3_fifo.hpp"
 #include "gateway/block_name.hpp"
 #include "gateway/counters.hpp"
@@ -24,15 +25,17 @@ struct CacheShare {
   std::size_t workers{1};
   std::shared_ptr<arena::Budget> arena;  // its used bytes are the sessions', who go first
   std::shared_ptr<std::atomic<std::uint64_t>> held;
+  std::shared_ptr<std::atomic<std::uint64_t>> borrowed;  // of those, bytes that clients read in place now
+  bool lends{false};  // its memory is no part of the sessions', who could not get it back
 
   // Bytes that one worker's cache may have now.
   [[nodiscard]] std::uint64_t now() const noexcept {
-    return std::min(limit, (arena->limit() - arena->used()) / workers);
+    return lends ? limit : std::min(limit, (arena->limit() - arena->used()) / workers);
   }
 };
 
-// A block enters by copy into memory that no client has, and its bytes never change while it is in. Not
-// thread-safe.
+// A block enters by copy into memory that no client can write, and its bytes never change while it is in, or
+// pinned. Not thread-safe.
 class ReadCache {
  public:
   using Slot = arena::S3Fifo::Slot;
@@ -60,6 +63,22 @@ class ReadCache {
   // Gives memory back that sessions have taken meanwhile.
   void trim();
 
+  // Clients can map the memory. What follows is only for where they can.
+  [[nodiscard]] bool lends() const noexcept { return memory_.fd() >= 0; }
+  [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
+  [[nodiscard]] std::uint64_t size() const noexcept {
+    return std::uint64_t{memory_.pages()} * arena::kPageBytes;
+  }
+  // A pinned block stays where it is until its last pin goes, also where nobody can find it any more. Pins
+  // are counted. False: as much of the memory is pinned as may be.
+  [[nodiscard]] bool pin(Slot slot) noexcept;
+  void unpin(Slot slot);
+  [[nodiscard]] std::uint64_t offset(Slot slot) const noexcept {
+    return std::uint64_t{blocks_[slot].first_page} * arena::kPageBytes;
+  }
+  // The pinned block that begins at `offset`.
+  [[nodiscard]] std::optional<Slot> pinned_at(std::uint64_t offset) const noexcept;
+
  private:
   static constexpr Slot kNone = ~Slot{0};
 
@@ -70,6 +89,8 @@ class ReadCache {
     std::uint32_t pages{0};
     std::uint32_t length{0};
     Slot next{kNone};  // with the same bucket
+    std::uint32_t pins{0};
+    bool known{false};  // can be found
   };
 
   [[nodiscard]] std::size_t bucket_of(const BlockName& name) const noexcept {
@@ -80,6 +101,7 @@ class ReadCache {
   [[nodiscard]] std::optional<std::uint32_t> make_room(std::uint32_t pages);
   [[nodiscard]] bool evict_one();
   void unlink(Slot slot) noexcept;
+  void leave(Slot slot);
   void drop(Slot slot);
   void give_back(Slot slot);
   void grow_buckets();
@@ -93,6 +115,8 @@ class ReadCache {
   std::vector<Slot> buckets_;  // a power of two
   std::size_t known_{0};       // blocks that can be found
   std::uint64_t used_pages_{0};
+  std::vector<Slot> pinned_;  // by first page; empty where nothing is lent
+  std::uint64_t pinned_pages_{0};
 };
 
 }  // namespace akv::gateway

@@ -50,6 +50,7 @@ void Session::close() noexcept {
     batch->session = nullptr;
   lingering_.clear();
   memory_.reset();
+  loans_.reset();
   regions_.clear();
   descriptors_.clear();
   context_.counters.add(Counter::sessions_closed);

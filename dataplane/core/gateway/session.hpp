@@ -19,6 +19,8 @@
 #include "gateway/batch.hpp"
 #include "gateway/frame_reader.hpp"
 #include "gateway/handshake.hpp"
+#include "gateway/hot_blocks.hpp"
+#include "gateway/loans.hpp"
 #include "gateway/output.hpp"
 #include "gateway/requests.hpp"
 #include "gateway/shared.hpp"
@@ -37,6 +39,8 @@ class SessionHost {
   virtual void ended(Session& session) noexcept = 0;
   // A session got memory that read caches may have to give up.
   virtual void memory_taken() = 0;
+  // What this worker knows without a card of the dialog's blocks; null where another one, or none, does.
+  [[nodiscard]] virtual const HotBlocks* hot_blocks(std::uint64_t dialog_id) noexcept = 0;
   // Of the plan that is served.
   [[nodiscard]] virtual std::uint32_t num_dbs() const noexcept = 0;
 
@@ -49,6 +53,7 @@ struct SessionContext {
   SharedState& shared;
   Counters& counters;
   SessionHost& host;
+  ReadCache& cache;  // the worker's
   std::size_t worker;
 };
 
@@ -106,6 +111,12 @@ class Session final : private FdHandler {
   void take_stats(const Frame& frame);
   void take_register(const Frame& frame);
   void take_unregister(const Frame& frame);
+  [[nodiscard]] bool may_borrow(const wire::Hello& hello) const noexcept;
+  void attach_memory();
+  void take_borrow(const Frame& frame);
+  void take_give_back(const Frame& frame);
+  [[nodiscard]] wire::Loan lend(const HotBlocks& hot, const kv::EngineKey& key, const SpaceId& space);
+  void count_loans(std::uint64_t lent, std::uint64_t others, std::uint64_t bytes);
   [[nodiscard]] UniqueFd next_descriptor();
   void refuse_region(const Frame& frame, wire::FrameStatus status, std::string_view text);
   void retire(std::uint16_t number);
@@ -113,6 +124,7 @@ class Session final : private FdHandler {
   void fail_region(const arena::Region& region, std::uint64_t request_id);
 
   [[nodiscard]] bool admit(const Frame& frame);
+  [[nodiscard]] const std::shared_ptr<const Keyspace>& keyspace();
   [[nodiscard]] std::shared_ptr<Batch> make_batch(const Frame& frame, BatchOp op);
   void place_shared(Batch& batch, const TransferRequest& request);
   void place_in_arena(Batch& batch, Entry& entry, std::uint64_t offset);
@@ -144,6 +156,7 @@ class Session final : private FdHandler {
   std::shared_ptr<const Keyspace> keyspace_;
   std::uint32_t keyspace_dbs_{0};
   std::shared_ptr<arena::SessionMemory> memory_;
+  std::optional<Loans> loans_;  // where HELLO granted borrowing
 
   // A region that a client unregistered stays until no batch refers to it; then the request is answered.
   struct Registered {

@@ -56,6 +56,12 @@ void Session::dispatch(const Frame& frame) {
     case wire::Opcode::unregister_region:
       if (regions_granted_) return take_unregister(frame);
       break;
+    case wire::Opcode::borrow:
+      if (loans_) return take_borrow(frame);
+      break;
+    case wire::Opcode::give_back:
+      if (loans_) return take_give_back(frame);
+      break;
     case wire::Opcode::released:
       break;
   }
@@ -94,7 +100,8 @@ void Session::welcome(const Frame& frame, const wire::Hello& hello, const HelloO
   longest_ = context_.shared.lengths.of(name_space_);
   grant_memory(hello);
   regions_granted_ = local_ && (hello.features & wire::kFeatureRegions) != 0 && limits().max_regions != 0;
-  if (memory_ != nullptr) output_.attach_descriptor(memory_->fd(), memory_);
+  if (may_borrow(hello)) loans_.emplace(context_.cache, limits().max_borrowed);
+  attach_memory();
   const wire::Welcome welcome = make_welcome(outcome);
   wire::encode_welcome(welcome,
                        begin_reply(frame.header, static_cast<std::uint32_t>(welcome.bytes()), output_));
@@ -106,7 +113,8 @@ void Session::welcome(const Frame& frame, const wire::Hello& hello, const HelloO
 wire::Welcome Session::make_welcome(const HelloOutcome& outcome) const {
   const std::uint32_t memory = memory_ != nullptr ? wire::kFeatureSharedMemory : 0;
   const std::uint32_t regions = regions_granted_ ? wire::kFeatureRegions : 0;
-  return {.features = memory | regions,
+  const std::uint32_t borrowing = loans_ ? wire::kFeatureBorrowing : 0;
+  return {.features = memory | regions | borrowing,
           .arena_bytes = memory_ != nullptr ? memory_->bytes().size() : 0,
           .block_align = arena::kPageBytes,
           .max_batch = wire::kMaxBatch,
@@ -117,7 +125,9 @@ wire::Welcome Session::make_welcome(const HelloOutcome& outcome) const {
           .session_id = id_,
           .server_mac = outcome.server_mac,
           .max_regions = limits().max_regions,
-          .region_bytes = limits().region_bytes};
+          .region_bytes = limits().region_bytes,
+          .cache_bytes = context_.cache.size(),
+          .max_borrowed = limits().max_borrowed};
 }
 
 // As much of what the client wants as is left; a client that gets none works inline.
@@ -226,7 +236,8 @@ bool Session::admit(const Frame& frame) {
   return room;
 }
 
-std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
+// For the num_dbs of the plan that is served now.
+const std::shared_ptr<const Keyspace>& Session::keyspace() {
   const std::uint32_t num_dbs = context_.host.num_dbs();
   if (keyspace_ == nullptr || keyspace_dbs_ != num_dbs) {
     kv::KeyDeriver keys(name_space_, secret_, num_dbs);
@@ -238,6 +249,10 @@ std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
                                                           .longest = longest_});
     keyspace_dbs_ = num_dbs;
   }
+  return keyspace_;
+}
+
+std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   auto batch = std::make_shared<Batch>();
   batch->op = op;
   batch->request_id = frame.header.request_id;
@@ -245,7 +260,7 @@ std::shared_ptr<Batch> Session::make_batch(const Frame& frame, BatchOp op) {
   batch->session_id = id_;
   batch->entries.resize(frame.header.count);
   batch->unresolved = frame.header.count;
-  batch->keyspace = keyspace_;
+  batch->keyspace = keyspace();
   batch->session = this;
   batch->home = context_.worker;
   return batch;

@@ -19,6 +19,7 @@ std::vector<std::pair<std::string, std::uint64_t>> collect(const SharedState& st
   all.emplace_back("arena_limit_bytes", state.arena->limit());
   all.emplace_back("cache_bytes", state.cache.held->load(std::memory_order_relaxed));
   all.emplace_back("cache_limit_bytes", state.cache.limit * state.cache.workers);
+  all.emplace_back("borrowed_bytes", state.cache.borrowed->load(std::memory_order_relaxed));
   all.emplace_back("inline_bytes", state.inline_memory->used());
   all.emplace_back("region_bytes", state.regions->used());
   all.emplace_back("region_limit_bytes", state.regions->limit());

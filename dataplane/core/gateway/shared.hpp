@@ -18,19 +18,22 @@
 namespace akv::gateway {
 
 struct SharedState {
-  // `cache_bytes`: what the workers' read caches may take of `memory_bytes` while sessions leave it.
+  // `cache_bytes`: what the workers' read caches may take of `memory_bytes` while sessions leave it; where
+  // they lend blocks, what they have of it alone.
   SharedState(Limits with, Secrets known, std::uint64_t memory_bytes, std::size_t workers,
-              std::uint64_t cache_bytes = 0)
+              std::uint64_t cache_bytes = 0, bool lends = false)
       : limits(with),
         secrets(std::move(known)),
-        arena(arena::Budget::make(memory_bytes)),
+        arena(arena::Budget::make(memory_bytes - (lends ? cache_bytes : 0))),
         inline_memory(arena::Budget::make(with.inline_bytes)),
         regions(arena::Budget::make(with.region_bytes)),
         leased(std::make_shared<std::atomic<std::uint64_t>>(0)),
         cache{.limit = cache_bytes / workers / arena::kPageBytes * arena::kPageBytes,
               .workers = workers,
               .arena = arena,
-              .held = std::make_shared<std::atomic<std::uint64_t>>(0)},
+              .held = std::make_shared<std::atomic<std::uint64_t>>(0),
+              .borrowed = std::make_shared<std::atomic<std::uint64_t>>(0),
+              .lends = lends},
         counters(workers) {}
 
   const Limits limits;

@@ -93,9 +93,20 @@ void encode_welcome(const Welcome& welcome, std::span<std::byte> to) noexcept {
   store_le(to.data() + 36, welcome.max_entries);
   store_le(to.data() + 40, welcome.session_id);
   std::ranges::copy(welcome.server_mac, to.data() + 48);
-  if ((welcome.features & kFeatureRegions) == 0) return;
-  store_le(to.data() + kWelcomeBytes, welcome.max_regions);
-  store_le(to.data() + kWelcomeBytes + 8, welcome.region_bytes);
+  if ((welcome.features & kFeatureRegions) != 0) {
+    store_le(to.data() + kWelcomeBytes, welcome.max_regions);
+    store_le(to.data() + kWelcomeBytes + 8, welcome.region_bytes);
+  }
+  if ((welcome.features & kFeatureBorrowing) != 0) {
+    store_le(to.data() + welcome.borrowing_at(), welcome.cache_bytes);
+    store_le(to.data() + welcome.borrowing_at() + 8, welcome.max_borrowed);
+  }
+}
+
+void encode_loan(const Loan& loan, std::span<std::byte, kBorrowReplyEntryBytes> to) noexcept {
+  store_le(to.data(), static_cast<std::uint32_t>(loan.status));
+  store_le(to.data() + 4, loan.length);
+  store_le(to.data() + 8, loan.offset);
 }
 
 TransferEntry decode_transfer(std::span<const std::byte, kTransferEntryBytes> from) noexcept {

@@ -18,6 +18,7 @@ inline constexpr std::uint16_t kReply = 0x8000;
 inline constexpr std::uint16_t kErrorOpcode = 0xFFFF;
 inline constexpr std::uint32_t kFeatureSharedMemory = 1;
 inline constexpr std::uint32_t kFeatureRegions = 2;
+inline constexpr std::uint32_t kFeatureBorrowing = 4;
 inline constexpr std::uint16_t kRegionArena = 0;
 inline constexpr std::uint16_t kRegionInline = 0xFFFF;
 inline constexpr std::uint16_t kPrefixOnly = 1;  // request status of EXISTS
@@ -31,7 +32,9 @@ inline constexpr std::size_t kTransferEntryBytes = 48;
 inline constexpr std::size_t kGetReplyEntryBytes = 8;
 inline constexpr std::size_t kExistsReplyBytes = 8;
 inline constexpr std::size_t kWelcomeBytes = 80;
-inline constexpr std::size_t kWelcomeRegionsBytes = 16;  // more, with kFeatureRegions
+inline constexpr std::size_t kWelcomeRegionsBytes = 16;    // more, with kFeatureRegions
+inline constexpr std::size_t kWelcomeBorrowingBytes = 16;  // more, with kFeatureBorrowing; the last
+inline constexpr std::size_t kBorrowReplyEntryBytes = 16;
 inline constexpr std::size_t kRegisterBytes = 16;
 inline constexpr std::size_t kRegionBytes = 8;  // reply to REGISTER, and UNREGISTER
 
@@ -47,6 +50,8 @@ enum class Opcode : std::uint16_t {
   register_region = 9,
   unregister_region = 10,
   released = 11,  // from the gateway alone
+  borrow = 12,
+  give_back = 13,
 };
 
 enum class FrameStatus : std::uint16_t {
@@ -69,6 +74,7 @@ enum class EntryStatus : std::uint32_t {
   no_such_block = 4,
   too_small = 5,
   late = 6,
+  not_cached = 7,
 };
 
 using Nonce = std::array<std::byte, kNonceBytes>;
@@ -123,14 +129,29 @@ struct Welcome {
   Mac server_mac{};
   std::uint32_t max_regions{0};  // told with kFeatureRegions, as what follows
   std::uint64_t region_bytes{0};
+  std::uint64_t cache_bytes{0};  // told with kFeatureBorrowing, as what follows
+  std::uint32_t max_borrowed{0};
 
-  [[nodiscard]] std::size_t bytes() const noexcept {
+  // Where what follows the regions' part begins.
+  [[nodiscard]] std::size_t borrowing_at() const noexcept {
     return kWelcomeBytes + ((features & kFeatureRegions) != 0 ? kWelcomeRegionsBytes : 0);
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return borrowing_at() + ((features & kFeatureBorrowing) != 0 ? kWelcomeBorrowingBytes : 0);
   }
 };
 
 // `to` has welcome.bytes() bytes.
 void encode_welcome(const Welcome& welcome, std::span<std::byte> to) noexcept;
+
+// One entry of the reply to BORROW.
+struct Loan {
+  EntryStatus status{EntryStatus::not_cached};
+  std::uint32_t length{0};
+  std::uint64_t offset{0};  // in the cache's memory
+};
+
+void encode_loan(const Loan& loan, std::span<std::byte, kBorrowReplyEntryBytes> to) noexcept;
 
 // One entry of PUT or GET.
 struct TransferEntry {

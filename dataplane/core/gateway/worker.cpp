@@ -55,6 +55,7 @@ void Worker::adopt(UniqueFd socket, bool local) {
                                .shared = shared_,
                                .counters = shared_.counters[index_],
                                .host = *this,
+                               .cache = cache_,
                                .worker = index_};
   try {
     auto session = std::make_unique<Session>(context, std::move(socket), local);
@@ -146,6 +147,15 @@ void Worker::execute(std::shared_ptr<Batch> batch) {
   if (*worker == index_) return run_on_lane(std::move(batch), serial);
   Worker* const peer = peers_[*worker];
   couriers_[*worker]->send([peer, moved = std::move(batch), serial] { peer->run_on_lane(moved, serial); });
+}
+
+const HotBlocks* Worker::hot_blocks(std::uint64_t dialog_id) noexcept {
+  const auto slot = kv::slot_of(dialog_id, routable_slots());
+  if (!slot) return nullptr;
+  const std::string& serial = *routing_->routable[*slot];
+  if (cards_->serving_worker(index_, serial) != index_) return nullptr;
+  const auto lane = lanes_.find(serial);
+  return lane != lanes_.end() ? &lane->second->hot() : nullptr;
 }
 
 void Worker::run_on_lane(std::shared_ptr<Batch> batch, const std::string& serial) {

@@ -62,6 +62,7 @@ class Worker final : private SessionHost, private BatchSink {
   void execute(std::shared_ptr<Batch> batch) override;
   void ended(Session& session) noexcept override;
   void memory_taken() override;
+  [[nodiscard]] const HotBlocks* hot_blocks(std::uint64_t dialog_id) noexcept override;
   [[nodiscard]] std::uint32_t num_dbs() const noexcept override { return routing_->num_dbs; }
   void finished(const std::shared_ptr<Batch>& batch) noexcept override;
   void drained(const std::shared_ptr<Batch>& batch) noexcept override;

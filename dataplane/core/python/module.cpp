@@ -69,7 +69,7 @@ gateway::SlotPlan to_slot(Slot&& from) {
 
 void make_engine(Engine* self, const std::string& backend, const std::string& bind_address,
                  std::uint16_t port, const std::string& client_socket, std::uint64_t shared_memory_size,
-                 std::uint64_t read_cache_size, std::uint32_t client_regions,
+                 std::uint64_t read_cache_size, bool lend_cached_blocks, std::uint32_t client_regions,
                  std::uint64_t client_regions_size, const std::vector<int>& cores, std::size_t workers,
                  std::uint32_t io_timeout_ms, std::uint32_t io_timeout_strikes, const std::string& digests,
                  const nb::dict& secrets, const std::string& host_nqn, const std::string& host_uuid,
@@ -81,6 +81,7 @@ void make_engine(Engine* self, const std::string& backend, const std::string& bi
   config.client_socket = client_socket;
   config.shared_memory_size = shared_memory_size;
   config.read_cache_size = read_cache_size;
+  config.lend_cached_blocks = lend_cached_blocks;
   config.limits.max_regions = client_regions;
   config.limits.region_bytes = client_regions_size;
   config.workers = workers;
@@ -208,9 +209,9 @@ void bind_card(nb::module_& module) {
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
       .def("__init__", &make_engine, nb::kw_only(), "backend"_a, "bind_address"_a, "port"_a,
-           "client_socket"_a, "shared_memory_size"_a, "read_cache_size"_a, "client_regions"_a,
-           "client_regions_size"_a, "cores"_a, "workers"_a, "io_timeout_ms"_a, "io_timeout_strikes"_a,
-           "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
+           "client_socket"_a, "shared_memory_size"_a, "read_cache_size"_a, "lend_cached_blocks"_a,
+           "client_regions"_a, "client_regions_size"_a, "cores"_a, "workers"_a, "io_timeout_ms"_a,
+           "io_timeout_strikes"_a, "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
       .def("start", &Engine::start, nb::call_guard<nb::gil_scoped_release>())
       .def("apply_plan", &apply_plan, nb::kw_only(), "cluster_uuid"_a, "sequence"_a, "num_dbs"_a,
            "fingerprint"_a, "slots"_a)
