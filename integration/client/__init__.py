@@ -14,10 +14,12 @@ from integration.client.errors import (
     ClientError,
     DeadlineExceededError,
     GatewayUnavailableError,
+    LoanLostError,
     ProtocolError,
     RequestRefusedError,
 )
 from integration.client.keys import default_affinity, dialog_id, engine_key
+from integration.client.loans import Views
 from integration.client.memory import Block
 from integration.client.regions import Region
 from integration.client.sync import Client, client_class, connect
@@ -34,10 +36,12 @@ __all__ = [
     "DeadlineExceededError",
     "GatewayUnavailableError",
     "Got",
+    "LoanLostError",
     "ProtocolError",
     "Region",
     "RequestRefusedError",
     "Status",
+    "Views",
     "client_class",
     "connect",
     "default_affinity",

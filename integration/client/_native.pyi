@@ -42,9 +42,17 @@ class Call:
 
 class Session:
     def __init__(
-        self, stream: Stream, codec: Codec, lease: object, max_batch: int, max_value: int, /
+        self,
+        stream: Stream,
+        codec: Codec,
+        lease: object,
+        max_batch: int,
+        max_value: int,
+        cache: memoryview | None,
     ) -> None: ...
     def begin_transfer(
         self, put: bool, keys: Sequence[Any], blocks: Sequence[Any], dialog: int, told: bool, /
     ) -> Call | None: ...
     def begin_exists(self, prefix: bool, keys: Sequence[Any], dialog: int, told: bool, /) -> Call | None: ...
+    def begin_borrow(self, keys: Sequence[Any], dialog: int, told: bool, /) -> Call | None: ...
+    def begin_return(self, lease: object, offsets: bytes, told: bool, /) -> Call | None: ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.link import Link
+from integration.client.loans import Borrow, Loan, Return, Views
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
@@ -124,6 +125,12 @@ class AsyncClient(ClientView):
         """Read one block for each key into the memory given for it."""
         return await self._hot(Get, timeout, keys, into, dialog)
 
+    async def borrow(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> AsyncBorrowed:
+        """As Client.borrow: `async with await client.borrow(keys, dialog) as views`."""
+        return AsyncBorrowed(self, Loan(*await self._hot(Borrow, timeout, keys, dialog)))
+
     async def match_prefix(
         self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
     ) -> int:
@@ -215,6 +222,30 @@ class AsyncClient(ClientView):
         self._timer = (
             None if due is None else self._loop.call_later(max(due - time.monotonic(), 0), self._on_timer)
         )
+
+
+class AsyncBorrowed(Views):
+    """See Views; leaving an `async with` block releases them. LoanLostError: they were lost before."""
+
+    def __init__(self, client: AsyncClient, loan: Loan) -> None:
+        super().__init__(loan)
+        self._client = client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        proven = await self.release()
+        if error is None:
+            self._check(proven)
+
+    async def release(self, *, timeout: float | None = None) -> bool:
+        """Give the blocks back. True: what was read until now was their content; else drop it."""
+        if self._begin_release():
+            self._proven = await self._client._hot(Return, timeout, self._loan)
+        return self._proven
 
 
 def async_class(implementation: Implementation | None) -> type[AsyncClient]:

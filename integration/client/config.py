@@ -22,6 +22,7 @@ class ClientConfig:
         secret: the namespace's shared secret of 32 bytes, None where it has none.
         arena_bytes: shared memory to ask for; 0 means inline data only. TCP is always inline.
         regions: ask for the right to register memory of this process (`register`); TCP has none.
+        borrow: ask for the right to read blocks where the gateway's read cache has them (`borrow`).
         timeout: deadline of a call in seconds where the call names none; more than the gateway's
             io_timeout_ms, so that it is the gateway who gives up on a card.
         connect_timeout: seconds for connect and HELLO of one attempt.
@@ -38,6 +39,7 @@ class ClientConfig:
     secret: bytes | None = None
     arena_bytes: int = DEFAULT_ARENA_BYTES
     regions: bool = True
+    borrow: bool = True
     timeout: float = 6.0
     connect_timeout: float = 2.0
     backoff_first: float = 0.05

@@ -160,6 +160,11 @@ class Engine:
         """Blocks are leased from shared memory in the present session."""
         return self._session is not None and self._session.view.arena is not None
 
+    @property
+    def borrowing(self) -> bool:
+        """The present session may read blocks where the gateway's read cache has them."""
+        return self._session is not None and self._session.view.cache is not None
+
     def submit(self, operation: Operation[Any], done: Callable[[], None]) -> Call:
         """Begin a call; `done` is called when it ends, which may be at once."""
         call = Call(operation, done, self._clock())
@@ -221,7 +226,7 @@ class Engine:
         if self._session is None or self._link is None or not self._link.has_made(fast):
             call.finish(self.last_error or GatewayUnavailableError(self._why_unavailable()))
             return call
-        self._session.adopt(call, fast.request_id, operation.whole_request())
+        self._session.adopt(call, fast.request_id, operation.whole_request(self._session.view))
         fast.disown()
         self.handle_io(readable=True, writable=False)
         self.abandon(call)

@@ -1,8 +1,8 @@
 """What can go wrong for a client of the gateway.
 
-Only a `strict` client raises `ClientError`s from calls; the default client answers "miss" or "not stored" and
-keeps the last error in `last_error`. Arguments that can never be right raise `ValueError` or `TypeError` in
-both modes.
+Only a `strict` client raises `ClientError`s from calls (but for LoanLostError); the default client answers
+"miss" or "not stored" and keeps the last error in `last_error`. Arguments that can never be right raise
+`ValueError` or `TypeError` in both modes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class ProtocolError(ClientError):
 
 class AuthenticationError(ClientError):
     """The gateway refused the namespace's secret, or could not prove that it knows it."""
+
+
+class LoanLostError(ClientError):
+    """A session was lost while its blocks were read in place. Not only of strict clients: no miss could tell
+    it."""
 
 
 class RequestRefusedError(ClientError):

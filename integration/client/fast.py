@@ -1,4 +1,4 @@
-"""The clients with the native hot path: PUT and GET of blocks, EXISTS. All else is as in their bases."""
+"""The clients with the native hot path: PUT, GET, EXISTS, BORROW. All else is as in their bases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from integration.client.aio import AsyncClient
 from integration.client.config import ClientConfig
 from integration.client.link import FastCall, FastSession, Link
+from integration.client.loans import Borrow, Return
 from integration.client.native import NativeLink
 from integration.client.operations import Exists, Hasty, MatchPrefix
 from integration.client.sync import Client, check_timeout
@@ -26,6 +27,8 @@ _SENDERS: dict[Callable[..., Hasty[Any]], Callable[..., FastCall | None]] = {
     Get: lambda fast, told, keys, into, dialog: fast.begin_transfer(False, keys, into, dialog, told),
     MatchPrefix: lambda fast, told, keys, dialog: fast.begin_exists(True, keys, dialog, told),
     Exists: lambda fast, told, keys, dialog: fast.begin_exists(False, keys, dialog, told),
+    Borrow: lambda fast, told, keys, dialog: fast.begin_borrow(keys, dialog, told),
+    Return: lambda fast, told, loan: fast.begin_return(loan.lease, loan.offsets, told),
 }
 
 
@@ -39,6 +42,12 @@ def _begin(
         return _SENDERS[kind](fast, told, *arguments)
     except (TypeError, ValueError):
         return None
+
+
+def _given_up(operation: Hasty[T]) -> Hasty[T]:
+    """The operation, whose caller waits no longer: what its reply brings goes back."""
+    operation.abandoned = True
+    return operation
 
 
 class NativeClient(Client):
@@ -60,8 +69,8 @@ class NativeClient(Client):
         try:
             result: T | None = call.result(wait)
         except BaseException:
-            # A signal's handler raised. The blocks are the gateway's until its reply.
-            self._take_over(call, kind(*arguments, **named), started)
+            # A signal's handler raised. The blocks are the gateway's until its reply, which nobody will see.
+            self._take_over(call, _given_up(kind(*arguments, **named)), started)
             raise
         return self._take_over(call, kind(*arguments, **named), started)() if result is None else result
 
@@ -109,7 +118,8 @@ class NativeAsyncClient(AsyncClient):
                 async with asyncio.timeout(wait):
                     await ended.wait()
         except asyncio.CancelledError:
-            self._end(call, operation, started)
+            self._engine.take_over(call, _given_up(operation()), started)
+            self._rearm()
             raise
         finally:
             del self._told[call.request_id]

@@ -10,6 +10,7 @@ from integration.client.config import ClientConfig
 from integration.client.errors import AuthenticationError, ProtocolError, RequestRefusedError
 from integration.client.wire import (
     ERROR_OPCODE,
+    FEATURE_BORROWING,
     FEATURE_REGIONS,
     FEATURE_SHARED_MEMORY,
     MAX_BATCH_CAP,
@@ -27,6 +28,7 @@ NONCE_BYTES = 32
 _HELLO = struct.Struct("<HHIQ32s32sH")
 _WELCOME = struct.Struct("<HHIQIIIIIIQ32s")
 _WELCOME_REGIONS = struct.Struct("<IIQ")
+_WELCOME_BORROWING = struct.Struct("<QII")
 _ZERO_MAC = bytes(32)
 # What gateways took that did not tell it yet.
 _ENTRIES_UNTOLD = 16_384
@@ -48,6 +50,8 @@ class Welcome:
     session_id: int
     max_regions: int = 0
     max_region_bytes: int = 0
+    cache_bytes: int = 0
+    max_borrowed: int = 0
 
 
 def session_mac(
@@ -66,8 +70,10 @@ class Handshake:
         self._secret = config.secret
         local = config.socket is not None
         self._arena_bytes = config.arena_bytes if local else 0
-        self._features = (FEATURE_SHARED_MEMORY if self._arena_bytes else 0) | (
-            FEATURE_REGIONS if local and config.regions else 0
+        self._features = (
+            (FEATURE_SHARED_MEMORY if self._arena_bytes else 0)
+            | (FEATURE_REGIONS if local and config.regions else 0)
+            | (FEATURE_BORROWING if self._arena_bytes and config.borrow else 0)
         )
         self._client_nonce = nonce
         self._server_nonce: bytes | None = None
@@ -143,7 +149,7 @@ class Handshake:
             max_value=max_value,
             max_entries=entries or _ENTRIES_UNTOLD,
             session_id=session_id,
-            **_regions(features, body),
+            **_tails(features, body),
         )
         self._check_limits(welcome)
         return welcome
@@ -181,14 +187,27 @@ class Handshake:
             )
         if bool(welcome.features & FEATURE_SHARED_MEMORY) != bool(welcome.arena_bytes):
             raise ProtocolError("shared memory was granted without a size, or a size without shared memory")
+        if welcome.features & FEATURE_BORROWING and not (welcome.cache_bytes and welcome.arena_bytes):
+            raise ProtocolError("borrowing was granted without a read cache, or without shared memory")
 
 
-def _regions(features: int, body: memoryview) -> dict[str, int]:
-    """What a welcome tells of regions; the reply ends with it, or without it."""
-    size = _WELCOME.size + (_WELCOME_REGIONS.size if features & FEATURE_REGIONS else 0)
+# By feature: what a welcome tells more, in this order.
+_TAILS = (
+    (FEATURE_REGIONS, _WELCOME_REGIONS, ("max_regions", None, "max_region_bytes")),
+    (FEATURE_BORROWING, _WELCOME_BORROWING, ("cache_bytes", "max_borrowed", None)),
+)
+
+
+def _tails(features: int, body: memoryview) -> dict[str, int]:
+    """What a welcome tells of the features that were granted; the reply ends with it."""
+    granted = [(tail, names) for feature, tail, names in _TAILS if features & feature]
+    size = _WELCOME.size + sum(tail.size for tail, _ in granted)
     if len(body) != size:
         raise ProtocolError(f"HELLO reply has {len(body)} bytes, not {size}")
-    if not features & FEATURE_REGIONS:
-        return {}
-    count, _, size = _WELCOME_REGIONS.unpack_from(body, _WELCOME.size)
-    return {"max_regions": count, "max_region_bytes": size}
+    told: dict[str, int] = {}
+    at = _WELCOME.size
+    for tail, names in granted:
+        fields = zip(names, tail.unpack_from(body, at), strict=True)
+        told.update((name, value) for name, value in fields if name is not None)
+        at += tail.size
+    return told

@@ -14,7 +14,7 @@ from integration.client.channel import gateway_process, open_socket, receive, se
 from integration.client.config import ClientConfig
 from integration.client.errors import ProtocolError
 from integration.client.handshake import NONCE_BYTES, Handshake, Welcome
-from integration.client.memory import Arena, Lease
+from integration.client.memory import Arena, Lease, map_cache
 from integration.client.operations import SessionView
 from integration.client.session import Credits, Session
 from integration.client.wire import Frame, FrameReader, WireError
@@ -48,6 +48,12 @@ class FastSession(Protocol):
 
     def begin_exists(self, prefix: bool, keys: Sequence[Any], dialog: int, told: bool, /) -> FastCall | None:
         """Send an EXISTS."""
+
+    def begin_borrow(self, keys: Sequence[Any], dialog: int, told: bool, /) -> FastCall | None:
+        """Send a BORROW; its result is a Loan's fields."""
+
+    def begin_return(self, lease: Any, offsets: bytes, told: bool, /) -> FastCall | None:
+        """Send a RETURN of blocks that were borrowed in the session of `lease`."""
 
 
 class Link:
@@ -163,20 +169,21 @@ class Link:
             self.send(self._handshake.hello())
             return None
         lease = Lease(gateway_process(self._socket) if self._config.socket is not None else None)
-        arena = self._map_arena(welcome, lease)
+        arena, cache = self._map_memory(welcome, lease)
         self._reader.max_body = welcome.max_frame
-        return SessionView(welcome, lease, arena)
+        return SessionView(welcome, lease, arena, cache)
 
-    def _map_arena(self, welcome: Welcome, lease: Lease) -> Arena | None:
-        descriptors, shared = self._descriptors or [], bool(welcome.arena_bytes)
-        if len(descriptors) != shared:
-            raise ProtocolError(
-                f"HELLO reply came with {len(descriptors)} descriptors, expected {int(shared)}"
-            )
+    def _map_memory(self, welcome: Welcome, lease: Lease) -> tuple[Arena | None, memoryview | None]:
+        """The session's arena, and the read cache's memory where it is lent."""
+        descriptors = self._descriptors or []
+        wanted = bool(welcome.arena_bytes) + bool(welcome.cache_bytes)
+        if len(descriptors) != wanted:
+            raise ProtocolError(f"HELLO reply came with {len(descriptors)} descriptors, expected {wanted}")
         try:
-            if not shared:
-                return None
-            return Arena(descriptors[0], welcome.arena_bytes, welcome.block_align, lease)
+            if not welcome.arena_bytes:
+                return None, None
+            arena = Arena(descriptors[0], welcome.arena_bytes, welcome.block_align, lease)
+            return arena, map_cache(descriptors[1], welcome.cache_bytes) if welcome.cache_bytes else None
         finally:
             self._close_descriptors()
             self._descriptors = None

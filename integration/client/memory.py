@@ -138,6 +138,12 @@ class Arena:
         self._live.pop(block.offset, None)
 
 
+def map_cache(descriptor: int, size: int) -> memoryview:
+    """The memory of the gateway's read cache, to be read; it stays mapped as long as views of it exist."""
+    _check_descriptor(descriptor, size)
+    return memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ))
+
+
 def _check_descriptor(descriptor: int, size: int) -> None:
     actual = os.fstat(descriptor).st_size
     if actual < size:

@@ -77,7 +77,9 @@ class NativeLink(Link):
         self._stream = make_stream(
             self.descriptor, self._attention, welcome.max_frame, welcome.credits, welcome.max_entries
         )
-        self._fast = NativeSession(self._stream, _CODEC, view.lease, welcome.max_batch, welcome.max_value)
+        self._fast = NativeSession(
+            self._stream, _CODEC, view.lease, welcome.max_batch, welcome.max_value, view.cache
+        )
         return Session(view, self.send, self._stream)
 
     def send(self, data: bytes, descriptor: int = -1) -> None:

@@ -42,6 +42,8 @@ class SessionView:
     welcome: Welcome
     lease: Lease
     arena: Arena | None
+    # Of the read cache, to be read; None where nothing is lent.
+    cache: memoryview | None = None
 
 
 class Operation(ABC, Generic[T]):
@@ -105,7 +107,7 @@ class Hasty(Operation[T]):
     """An operation that can be sent as one frame by other means than `requests`."""
 
     @abstractmethod
-    def whole_request(self) -> Request:
+    def whole_request(self, session: SessionView) -> Request:
         """The request that was sent, without its body: everything in one frame."""
 
 
@@ -198,7 +200,7 @@ class _KeyedOperation(Hasty[T]):
             body = joined[KEY_BYTES * part.start : KEY_BYTES * part.stop]
             yield Request(self.opcode, len(part), body, self._dialog, self.status)
 
-    def whole_request(self) -> Request:
+    def whole_request(self, session: SessionView) -> Request:
         """See Hasty."""
         self._parts = [range(len(self._keys))]
         return Request(self.opcode, len(self._keys), b"", self._dialog, self.status)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.link import Link
+from integration.client.loans import Borrow, Loan, Return, Views
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
@@ -134,6 +135,15 @@ class Client(ClientView):
         """Read one block for each key into the memory given for it."""
         return self._hot(Get, timeout, keys, into, dialog)
 
+    def borrow(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> Borrowed:
+        """Blocks where the gateway's read cache has them, to be read in place until they are released.
+
+        For each key a read-only view, or None where the cache has no copy: then `get` it.
+        """
+        return Borrowed(self, Loan(*self._hot(Borrow, timeout, keys, dialog)))
+
     def match_prefix(
         self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
     ) -> int:
@@ -227,6 +237,30 @@ class Client(ClientView):
                     readable=bool(events & _POLL_READ), writable=bool(events & _POLL_WRITE)
                 )
             self._engine.handle_timers()
+
+
+class Borrowed(Views):
+    """See Views; leaving a `with` block releases them. LoanLostError: they were lost before."""
+
+    def __init__(self, client: Client, loan: Loan) -> None:
+        super().__init__(loan)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        proven = self.release()
+        if error is None:
+            self._check(proven)
+
+    def release(self, *, timeout: float | None = None) -> bool:
+        """Give the blocks back. True: what was read until now was their content; else drop it."""
+        if self._begin_release():
+            self._proven = self._client._hot(Return, timeout, self._loan)
+        return self._proven
 
 
 def _ignore_descriptor(descriptor: int) -> None:

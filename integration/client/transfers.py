@@ -76,7 +76,7 @@ class _Transfer(Hasty[T]):
         for part in self._parts:
             yield self._request(part)
 
-    def whole_request(self) -> Request:
+    def whole_request(self, session: SessionView) -> Request:
         """See Hasty: every entry is a block that is shared."""
         self._parts = [_Part(range(len(self._keys)), inline=False)]
         blocks = tuple(block for block in self._blocks if block is not None)

@@ -31,6 +31,11 @@ class ClientView:
         return self._engine.shared_memory
 
     @property
+    def borrowing(self) -> bool:
+        """`borrow` can give blocks in the present session."""
+        return self._engine.borrowing
+
+    @property
     def last_error(self) -> ClientError | None:
         """The last thing that went wrong."""
         return self._engine.last_error

@@ -14,6 +14,7 @@ REPLY = 0x8000
 ERROR_OPCODE = 0xFFFF
 FEATURE_SHARED_MEMORY = 1
 FEATURE_REGIONS = 2
+FEATURE_BORROWING = 4
 REGION_ARENA = 0
 REGION_INLINE = 0xFFFF
 KEY_BYTES = 32
@@ -25,6 +26,8 @@ MAX_BATCH_CAP = 4096
 HEADER = struct.Struct("<IIHHIQQ")
 TRANSFER_ENTRY = struct.Struct("<32sQIHH")
 GET_REPLY_ENTRY = struct.Struct("<II")
+# Entry status, length, offset in the cache's memory.
+BORROW_REPLY_ENTRY = struct.Struct("<IIQ")
 EXISTS_REPLY = struct.Struct("<II")
 REGISTER_BODY = struct.Struct("<QQ")
 # Reply to REGISTER, and UNREGISTER: the region's number.
@@ -47,6 +50,8 @@ class Opcode(IntEnum):
     REGISTER = 9
     UNREGISTER = 10
     RELEASED = 11
+    BORROW = 12
+    RETURN = 13
 
 
 class FrameStatus(IntEnum):
@@ -73,6 +78,7 @@ class Status(IntEnum):
     NO_SUCH_BLOCK = 4
     TOO_SMALL = 5
     LATE = 6
+    NOT_CACHED = 7
 
 
 class WireError(ValueError):

@@ -46,6 +46,20 @@ time.sleep(600)
 """
 
 
+# Borrows a block, says so, and never returns it.
+BORROWER = """
+import os, sys, time
+from integration.client import connect
+client = connect(socket=sys.argv[1], wait=30, timeout=60)
+key, block = os.urandom(32), bytearray(10000)
+client.put([key], [block], 1)
+client.get([key], [block], 1)
+views = client.borrow([key], 1)
+print(len(views[0]), flush=True)
+time.sleep(600)
+"""
+
+
 @contextlib.contextmanager
 def dying_client(dataplane: Dataplane) -> Iterator[subprocess.Popen[str]]:
     """It has leased its blocks, and is killed at the end."""
@@ -73,7 +87,7 @@ def transfer(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def dataplane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataplane]:
-    with Dataplane(tmp_path_factory.mktemp("dataplane")) as process:
+    with Dataplane(tmp_path_factory.mktemp("dataplane"), lend_cached_blocks=True) as process:
         process.apply([TestCard("M0"), TestCard("M1")])
         yield process
 
@@ -118,6 +132,20 @@ def drained(sock: socket.socket) -> None:
     with contextlib.suppress(ConnectionError):
         while sock.recv(65536):
             pass
+
+
+def test_what_a_killed_client_borrowed_comes_back(dataplane: Dataplane, witness: Client) -> None:
+    command = [sys.executable, "-c", BORROWER, str(dataplane.client_socket)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=python_environment(), cwd=ROOT
+    ) as borrower:
+        try:
+            assert borrower.stdout is not None
+            assert borrower.stdout.readline() == "10000\n"
+            assert dataplane.counter("borrowed_bytes") == 3 * 4096
+        finally:
+            borrower.kill()
+    dataplane.wait_counter("borrowed_bytes", 0)
 
 
 def test_garbage_leaves_nothing_behind(dataplane: Dataplane, witness: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.client import AsyncClient, Client, Got, Status
+from integration.client import AsyncClient, Client, ClientError, Got, LoanLostError, Status
 from tests.support.dataplane import Dataplane, TestCard
 from tests.support.procs import ROOT, python_environment, wait_until
 
@@ -25,6 +26,13 @@ NO_WAIT = 5.0
 @pytest.fixture
 def dataplane(tmp_path: Path) -> Iterator[Dataplane]:
     with Dataplane(tmp_path / "dp") as process:
+        process.apply(CARDS)
+        yield process
+
+
+@pytest.fixture
+def lending(tmp_path: Path) -> Iterator[Dataplane]:
+    with Dataplane(tmp_path / "dp", lend_cached_blocks=True) as process:
         process.apply(CARDS)
         yield process
 
@@ -121,6 +129,91 @@ async def test_asyncio_with_the_dataplane(dataplane: Dataplane) -> None:
         into = await client.alloc(16, LENGTH)
         assert await client.get(keys, into, 5) == [Got(Status.OK, LENGTH)] * 16
         assert [bytes(block.view) for block in into] == [bytes([number]) * LENGTH for number in range(16)]
+
+
+def _warm(client: Client, keys: list[bytes], lengths: list[int]) -> list[bytes]:
+    """Blocks that the read cache has copies of; what is in them."""
+    payloads = [os.urandom(length) for length in lengths]
+    assert set(client.put(keys, payloads, 7)) == {Status.OK}
+    into = [bytearray(length) for length in lengths]
+    assert {got.status for got in client.get(keys, into, 7)} == {Status.OK}
+    return payloads
+
+
+def test_hot_blocks_are_read_in_place(lending: Dataplane) -> None:
+    keys, lengths = [_key(number) for number in range(5)], [1, 4096, 4097, 100_000, LENGTH]
+    with lending.client(strict=True) as client:
+        payloads = _warm(client, keys, lengths)
+        before = client.stats()
+        with client.borrow([*keys, b"absent", keys[0]], 7) as views:
+            assert [None if view is None else bytes(view) for view in views] == [*payloads, None, payloads[0]]
+            assert all(view.readonly for view in views if view is not None)
+            assert views.valid
+            assert client.put(keys[:1], [b"other"], 7) == [Status.OK]
+            assert bytes(views[0] or b"") == payloads[0], "what is lent does not change"
+            during = client.stats()
+        assert not views.valid
+        changed = {name: during[name] - before[name] for name in ("gets", "hits", "borrowed", "bytes_read")}
+        read = sum(lengths) + lengths[0]
+        assert changed == {"gets": 6, "hits": 6, "borrowed": 6, "bytes_read": read}
+        assert during["borrowed_bytes"] == 4096 * (1 + 1 + 2 + 25 + LENGTH // 4096)
+        assert client.stats()["borrowed_bytes"] == 0
+        assert views.release(), "once more does nothing"
+        with client.borrow(keys[:1], 7) as again:
+            assert list(again) == [None], "the copy is of the value before"
+
+
+async def test_asyncio_reads_in_place(lending: Dataplane) -> None:
+    with lending.client() as client:
+        [payload] = _warm(client, [_key(1)], [LENGTH])
+    async with await AsyncClient.connect(socket=str(lending.client_socket), strict=True) as client:
+        async with await client.borrow([_key(1), b"absent"], 7) as views:
+            assert list(views) == [payload, None]
+        assert (await client.stats())["borrowed_bytes"] == 0
+        held = await client.borrow([_key(1)], 7)
+        lending.kill()
+        with pytest.raises(ClientError):
+            await held.release()
+        assert held[0] is not None
+
+
+def test_views_outlive_the_session_and_release_says_that_it_was_lost(lending: Dataplane) -> None:
+    with lending.client(strict=False) as client:
+        [payload] = _warm(client, [_key(1)], [LENGTH])
+        views = client.borrow([_key(1)], 7)
+        assert views[0] is not None
+        kept = memoryview(views[0])
+        lending.kill()
+        with pytest.raises(LoanLostError, match="drop it"), views:
+            wait_until(lambda: not views.valid, "the session is lost")
+        assert bytes(kept) == payload, "the memory stays mapped as long as it is looked at"
+        assert list(client.borrow([_key(1)], 7)) == [None]
+    assert bytes(kept) == payload
+
+
+def test_nothing_is_borrowed_where_nothing_is_lent(client: Client, dataplane: Dataplane) -> None:
+    _warm(client, [_key(1)], [LENGTH])
+    assert not client.borrowing
+    with client.borrow([_key(1)], 7) as views:
+        assert list(views) == [None]
+    assert client.stats()["borrow_misses"] == 0, "the gateway was not asked"
+    with dataplane.client(borrow=False) as other:
+        assert other.wait_connected(30)
+        assert list(other.borrow([_key(1)], 7)) == [None]
+
+
+def test_a_late_borrow_goes_back(lending: Dataplane) -> None:
+    with lending.client(strict=False, timeout=20.0) as client:
+        _warm(client, [_key(1)], [LENGTH])
+        lending.running.suspend()
+        views = client.borrow([_key(1)], 7, timeout=0.2)
+        assert list(views) == [None]
+        assert views.release()
+        lending.running.resume()
+        wait_until(lambda: client.stats().get("borrowed") == 1, "the late answer")
+        wait_until(lambda: client.stats().get("borrowed_bytes") == 0, "what nobody saw was returned")
+        with client.borrow([_key(1)], 7) as again:
+            assert again[0] is not None
 
 
 @pytest.mark.parametrize("where", ["unix", "tcp"])

@@ -14,6 +14,7 @@ from integration.client.config import ClientConfig
 from integration.client.errors import RequestRefusedError
 from integration.client.handshake import Handshake, Welcome, session_mac
 from integration.client.keys import default_affinity, dialog_id
+from integration.client.loans import Borrow, Return
 from integration.client.memory import Block, Lease
 from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, SessionView
 from integration.client.regions import Region, Register, Unregister
@@ -41,7 +42,12 @@ def _frame(data: bytes) -> Frame:
 def _welcome(step: dict[str, str]) -> Welcome:
     sent = bytes.fromhex(step["send"])[32:]
     _, _, features, arena, nonce = struct.unpack_from("<HHIQ32s", sent)
-    config = ClientConfig(socket="/x" if features else None, arena_bytes=arena, regions=bool(features & 2))
+    config = ClientConfig(
+        socket="/x" if features else None,
+        arena_bytes=arena,
+        regions=bool(features & 2),
+        borrow=bool(features & 4),
+    )
     handshake = Handshake(config, nonce)
     assert handshake.hello()[32:] == sent
     welcome = handshake.receive(*_frame(bytes.fromhex(step["expect"])))
@@ -65,7 +71,9 @@ class _Arena:
 def _view(step: dict[str, str]) -> SessionView:
     welcome, lease = _welcome(step), Lease(None)
     arena: Any = _Arena(lease) if welcome.arena_bytes else None
-    return SessionView(welcome, lease, arena)
+    # As large as the example says, and zero.
+    cache = memoryview(bytes(welcome.cache_bytes)) if welcome.cache_bytes else None
+    return SessionView(welcome, lease, arena, cache)
 
 
 def _run(view: SessionView, step: dict[str, str], operation: Operation[Any]) -> tuple[Any, Exception | None]:
@@ -124,6 +132,19 @@ def test_regions() -> None:
     got = _run(view, steps["get"], Get(_keys(steps["get"], 48), into, 77))[0]
     assert got == [Got(Status.OK, 4096), Got(Status.OK, 1)]
     assert _run(view, steps["unregister"], Unregister(region)) == (True, None)
+
+
+def test_borrowing() -> None:
+    steps = _steps("borrowing")
+    view = _view(steps["hello"])
+    assert (view.welcome.max_regions, view.welcome.max_region_bytes) == (16, 64 << 30)
+    assert (view.welcome.cache_bytes, view.welcome.max_borrowed) == (256 << 10, 16_384)
+    loan, error = _run(view, steps["borrow"], Borrow(_keys(steps["borrow"], 32), 77))
+    assert (loan.views, error) == ([bytes(100), None], None)
+    assert _run(view, steps["return"], Return(loan)) == (True, None)
+    proven, refused = _run(view, steps["return again"], Return(loan))
+    assert not proven
+    assert isinstance(refused, RequestRefusedError)
 
 
 def test_inline() -> None:

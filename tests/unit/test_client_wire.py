@@ -79,7 +79,7 @@ def _reply(status: int = 0) -> Header:
 def test_hello_has_the_bytes_of_the_document() -> None:
     config = ClientConfig(socket="/x", namespace="nämé", arena_bytes=4096)
     hello = Handshake(config, b"n" * 32).hello()
-    body = struct.pack("<HHIQ", 1, 1, 3, 4096) + b"n" * 32 + bytes(32) + b"\x06\0" + "nämé".encode()
+    body = struct.pack("<HHIQ", 1, 1, 7, 4096) + b"n" * 32 + bytes(32) + b"\x06\0" + "nämé".encode()
     assert hello == encode_frame(Header(1, 0, 0, 0, 0), body)
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -11,14 +12,29 @@ namespace {
 constexpr std::uint16_t kPut = 4;
 constexpr std::uint16_t kGet = 5;
 constexpr std::uint16_t kExists = 6;
+constexpr std::uint16_t kBorrow = 12;
+constexpr std::uint16_t kReturn = 13;
+constexpr std::size_t kOffsetBytes = 8;
 constexpr std::uint16_t kReply = 0x8000;
 constexpr std::uint16_t kPrefixOnly = 1;
 // How long a signal may wait for its handler.
 constexpr auto kSignalPatience = std::chrono::milliseconds(200);
 
 std::uint16_t opcode_of(CallKind kind) noexcept {
-  if (kind == CallKind::put) return kPut;
-  return kind == CallKind::get ? kGet : kExists;
+  switch (kind) {
+    case CallKind::put:
+      return kPut;
+    case CallKind::get:
+      return kGet;
+    case CallKind::borrow:
+      return kBorrow;
+    case CallKind::give_back:
+      return kReturn;
+    case CallKind::exists:
+    case CallKind::prefix:
+      break;
+  }
+  return kExists;
 }
 
 FrameHeader header_of(const Session& session, CallKind kind, std::uint32_t count, std::uint64_t dialog) {
@@ -68,6 +84,20 @@ std::unique_ptr<Call> Call::keyed(const Session& session, CallKind kind, nb::han
   return std::unique_ptr<Call>(new Call(session, kind, nb::tuple(), std::move(exchange)));
 }
 
+std::unique_ptr<Call> Call::give_back(const Session& session, nb::handle lease, const nb::bytes& offsets,
+                                      bool told) {
+  if (!lease.is(session.lease) || offsets.size() % kOffsetBytes != 0) return nullptr;
+  const std::uint32_t count = fitting(session, static_cast<Py_ssize_t>(offsets.size() / kOffsetBytes));
+  if (count == 0) return nullptr;
+  const FrameHeader header = header_of(session, CallKind::give_back, count, 0);
+  std::vector<std::byte> frame(kHeaderBytes + offsets.size());
+  std::memcpy(frame.data() + kHeaderBytes, offsets.data(), offsets.size());
+  encode_header(header, offsets.size(), frame);
+  auto exchange = session.stream->begin(header.request_id, count, std::move(frame), told);
+  if (exchange == nullptr) return nullptr;
+  return std::unique_ptr<Call>(new Call(session, CallKind::give_back, nb::tuple(), std::move(exchange)));
+}
+
 nb::object Call::result(double seconds) {
   const TimePoint end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -99,6 +129,10 @@ nb::object Call::decode() const {
       return Codec::exists_result(reply, exchange_->count);
     case CallKind::prefix:
       return Codec::prefix_result(reply, exchange_->count);
+    case CallKind::borrow:
+      return Codec::borrow_result(reply, exchange_->count, cache_, lease_);
+    case CallKind::give_back:
+      return Codec::return_result(reply, exchange_->count);
   }
   return {};
 }

@@ -12,7 +12,7 @@
 
 namespace akv::client {
 
-enum class CallKind : std::uint8_t { put, get, exists, prefix };
+enum class CallKind : std::uint8_t { put, get, exists, prefix, borrow, give_back };
 
 // A session as the fast path needs it: its stream, and what its frames depend on.
 struct Session {
@@ -21,6 +21,7 @@ struct Session {
   nb::object lease;
   std::uint32_t max_batch;
   std::uint32_t max_value;
+  nb::object cache;  // a memoryview of the read cache's memory; None where nothing is lent
 };
 
 // The GIL is held wherever it is used, but for the waiting itself. Blocks are held until the result was given
@@ -33,6 +34,10 @@ class Call {
                                                       nb::handle blocks, std::uint64_t dialog, bool told);
   [[nodiscard]] static std::unique_ptr<Call> keyed(const Session& session, CallKind kind, nb::handle keys,
                                                    std::uint64_t dialog, bool told);
+
+  // Blocks that were borrowed in the session of `lease`, by their packed offsets.
+  [[nodiscard]] static std::unique_ptr<Call> give_back(const Session& session, nb::handle lease,
+                                                       const nb::bytes& offsets, bool told);
 
   // Waits for the reply; its result, or None where it did not come, or is not the plain answer: then
   // disown() has to follow. Raises what a signal's handler raised.
@@ -47,6 +52,8 @@ class Call {
   Call(const Session& session, CallKind kind, nb::tuple blocks, std::shared_ptr<Exchange> exchange)
       : stream_(session.stream),
         codec_(session.codec),
+        lease_(session.lease),
+        cache_(session.cache),
         kind_(kind),
         blocks_(std::move(blocks)),
         exchange_(std::move(exchange)) {}
@@ -55,6 +62,8 @@ class Call {
 
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<Codec> codec_;
+  nb::object lease_;
+  nb::object cache_;
   CallKind kind_;
   nb::tuple blocks_;
   std::shared_ptr<Exchange> exchange_;

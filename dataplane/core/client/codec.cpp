@@ -14,7 +14,9 @@ constexpr std::size_t kKeyBytes = 32;
 constexpr std::size_t kEntryBytes = 48;
 constexpr std::size_t kGotBytes = 8;
 constexpr std::size_t kExistsBytes = 8;
+constexpr std::size_t kLoanBytes = 16;
 constexpr std::uint32_t kOk = 0;
+constexpr std::uint32_t kNotCached = 7;
 constexpr std::uint32_t kStatuses = 6;  // LATE, which is the next, is for the reference client to look at
 
 Py_ssize_t slot_offset(nb::handle type, const char* name) {
@@ -52,6 +54,36 @@ class Items {
  private:
   nb::object fast_;
 };
+
+struct Loan {
+  std::uint32_t status;
+  std::uint32_t length;
+  std::uint64_t offset;
+
+  // A block that is not lent, or one inside of memory of `size` bytes.
+  [[nodiscard]] bool is_plain(std::uint64_t size) const noexcept {
+    if (status == kNotCached) return true;
+    return status == kOk && length != 0 && offset < size && length <= size - offset;
+  }
+};
+
+Loan loan_at(const Frame& reply, std::uint32_t index) noexcept {
+  const std::byte* const entry = reply.body.data() + kLoanBytes * index;
+  return {load_le<std::uint32_t>(entry), load_le<std::uint32_t>(entry + 4),
+          load_le<std::uint64_t>(entry + 8)};
+}
+
+// cache[offset:offset + length], without the slice and its numbers. A memoryview of a memoryview has fields
+// of its own, which slicing sets in the same way; the memory stays alive with it.
+nb::object view_of(nb::handle cache, const Loan& loan) {
+  nb::object view = nb::steal(PyMemoryView_FromObject(cache.ptr()));
+  if (!view.is_valid()) throw nb::python_error();
+  Py_buffer* const buffer = PyMemoryView_GET_BUFFER(view.ptr());
+  buffer->buf = static_cast<char*>(buffer->buf) + loan.offset;
+  buffer->len = static_cast<Py_ssize_t>(loan.length);
+  buffer->shape[0] = buffer->len;
+  return view;
+}
 
 bool plain(const Frame& reply, std::uint32_t count, std::size_t body_bytes) noexcept {
   return reply.header.status == 0 && reply.header.count == count && reply.body.size() == body_bytes;
@@ -223,6 +255,32 @@ nb::object Codec::prefix_result(const Frame& reply, std::uint32_t count) {
   if (reply.header.status != 0 || reply.header.count != count || reply.body.size() < kExistsBytes) return {};
   const auto prefix = load_le<std::uint32_t>(reply.body.data());
   return prefix > count ? nb::object() : nb::int_(prefix);
+}
+
+nb::object Codec::borrow_result(const Frame& reply, std::uint32_t count, nb::handle cache, nb::handle lease) {
+  if (!plain(reply, count, kLoanBytes * count)) return {};
+  const auto size = static_cast<std::uint64_t>(PyMemoryView_GET_BUFFER(cache.ptr())->len);
+  std::vector<std::byte> offsets;
+  offsets.reserve(sizeof(std::uint64_t) * count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const Loan loan = loan_at(reply, i);
+    if (!loan.is_plain(size)) return {};
+    if (loan.status != kOk) continue;
+    offsets.resize(offsets.size() + sizeof loan.offset);
+    store_le(offsets.data() + offsets.size() - sizeof loan.offset, loan.offset);
+  }
+  nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(count)));
+  if (!list.is_valid()) throw nb::python_error();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const Loan loan = loan_at(reply, i);
+    nb::object item = loan.status == kOk ? view_of(cache, loan) : nb::object(nb::none());
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), item.release().ptr());
+  }
+  return nb::make_tuple(list, nb::bytes(offsets.data(), offsets.size()), lease);
+}
+
+nb::object Codec::return_result(const Frame& reply, std::uint32_t count) {
+  return plain(reply, count, 0) ? nb::object(nb::bool_(true)) : nb::object();
 }
 
 }  // namespace akv::client

@@ -38,6 +38,10 @@ class Codec {
   [[nodiscard]] nb::object get_result(const Frame& reply, const nb::tuple& blocks);
   [[nodiscard]] static nb::object exists_result(const Frame& reply, std::uint32_t count);
   [[nodiscard]] static nb::object prefix_result(const Frame& reply, std::uint32_t count);
+  // The fields of a Loan: views into `cache`, a memoryview of bytes, their packed offsets, and `lease`.
+  [[nodiscard]] static nb::object borrow_result(const Frame& reply, std::uint32_t count, nb::handle cache,
+                                                nb::handle lease);
+  [[nodiscard]] static nb::object return_result(const Frame& reply, std::uint32_t count);
 
  private:
   struct Place {

@@ -66,6 +66,12 @@ std::unique_ptr<Call> begin_exists(const Session& session, bool prefix, nb::hand
   return Call::keyed(session, prefix ? CallKind::prefix : CallKind::exists, keys, dialog, told);
 }
 
+// Null where nothing is lent.
+std::unique_ptr<Call> begin_borrow(const Session& session, nb::handle keys, std::uint64_t dialog, bool told) {
+  if (session.cache.is_none()) return nullptr;
+  return Call::keyed(session, CallKind::borrow, keys, dialog, told);
+}
+
 void bind_stream(nb::module_& module) {
   nb::class_<Stream>(module, "Stream")
       .def("has_room", &Stream::has_room)
@@ -96,13 +102,20 @@ void bind_calls(nb::module_& module) {
       .def_prop_ro("request_id", &Call::request_id)
       .def_prop_ro("stream", &Call::stream);
   nb::class_<Session>(module, "Session")
-      .def("__init__",
-           [](Session* self, std::shared_ptr<Stream> stream, std::shared_ptr<Codec> codec, nb::object lease,
-              std::uint32_t max_batch, std::uint32_t max_value) {
-             new (self) Session{std::move(stream), std::move(codec), std::move(lease), max_batch, max_value};
-           })
+      .def(
+          "__init__",
+          [](Session* self, std::shared_ptr<Stream> stream, std::shared_ptr<Codec> codec, nb::object lease,
+             std::uint32_t max_batch, std::uint32_t max_value, nb::object cache) {
+            if (!cache.is_none() && !PyMemoryView_Check(cache.ptr()))
+              throw nb::type_error("the cache's memory is no memoryview");
+            new (self) Session{std::move(stream), std::move(codec), std::move(lease),
+                               max_batch,         max_value,        std::move(cache)};
+          },
+          "stream"_a, "codec"_a, "lease"_a, "max_batch"_a, "max_value"_a, "cache"_a.none())
       .def("begin_transfer", &begin_transfer)
-      .def("begin_exists", &begin_exists);
+      .def("begin_exists", &begin_exists)
+      .def("begin_borrow", &begin_borrow)
+      .def("begin_return", &Call::give_back);
 }
 
 }  // namespace
