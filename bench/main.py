@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import positive
 from bench.dialogs import request_of
 from bench.generate import write_trace
 from bench.initiator import InitiatorSettings, measure_initiator
@@ -204,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_trace(replay)
     _add_connection(replay)
     replay.add_argument(
-        "--block-bytes", type=_positive, default=65536, help="bytes of one block (%(default)s)"
+        "--block-bytes", type=positive, default=65536, help="bytes of one block (%(default)s)"
     )
     replay.add_argument(
         "--loop", action="store_true", help="replay the rows again and again until SIGINT or SIGTERM"
@@ -225,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         "generate-trace", help="make a trace like the published conversation trace"
     )
     generate.set_defaults(command=_generate)
-    generate.add_argument("--requests", type=_positive, required=True, help="number of rows")
+    generate.add_argument("--requests", type=positive, required=True, help="number of rows")
     generate.add_argument("--seed", type=int, default=1, help="same seed, same trace (%(default)s)")
     generate.add_argument("--output", type=Path, required=True, help="file to write")
 
@@ -238,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     locate.add_argument(
         "--else-generate", type=Path, metavar="FILE", help="where to make one when there is none"
     )
-    locate.add_argument("--requests", type=_positive, default=1000, help="rows to make (%(default)s)")
+    locate.add_argument("--requests", type=positive, default=1000, help="rows to make (%(default)s)")
     locate.add_argument("--seed", type=int, default=1)
 
     _add_initiator(commands.add_parser("initiator", help="the NVMe/TCP initiator alone, against any target"))
@@ -246,9 +247,9 @@ def _parser() -> argparse.ArgumentParser:
     lookups = commands.add_parser("lookups", help="EXISTS and match_prefix, of cached keys and of others")
     lookups.set_defaults(command=_lookups)
     _add_connection(lookups)
-    lookups.add_argument("--batch", type=_positive, default=4096, help="keys of a call (%(default)s)")
-    lookups.add_argument("--calls", type=_positive, default=100, help="calls of a run (%(default)s)")
-    lookups.add_argument("--repeats", type=_positive, default=5, help="interleaved; medians are told")
+    lookups.add_argument("--batch", type=positive, default=4096, help="keys of a call (%(default)s)")
+    lookups.add_argument("--calls", type=positive, default=100, help="calls of a run (%(default)s)")
+    lookups.add_argument("--repeats", type=positive, default=5, help="interleaved; medians are told")
 
     stats = commands.add_parser("stats", help="the gateway's counters as JSON")
     stats.set_defaults(command=_stats)
@@ -266,9 +267,9 @@ def _add_initiator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nqn", required=True, help="the subsystem's NQN")
     parser.add_argument("--op", type=_list_of(_op), default=["read", "write"], help="read, write or both")
     parser.add_argument("--io-size", type=_list_of(str), default=["64K"], help="bytes of a command, e.g. 64K")
-    parser.add_argument("--qd", type=_list_of(_positive), default=[1], help="commands outstanding")
+    parser.add_argument("--qd", type=_list_of(positive), default=[1], help="commands outstanding")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run (%(default)s)")
-    parser.add_argument("--repeats", type=_positive, default=1, help="interleaved; medians are told")
+    parser.add_argument("--repeats", type=positive, default=1, help="interleaved; medians are told")
     parser.add_argument("--digests", action="store_true", help="header and data digests")
     parser.add_argument(
         "--max-inflight", default="4M", help="payload on the wire at once; 0: the depth alone (%(default)s)"
@@ -289,10 +290,10 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, help="JSON lines; default: the published trace beside the repository"
     )
-    parser.add_argument("--requests", type=_positive, default=None, help="rows to take; default: all")
+    parser.add_argument("--requests", type=positive, default=None, help="rows to take; default: all")
     parser.add_argument("--start", type=_whole, default=0, help="first row, from 0")
     parser.add_argument(
-        "--block-tokens", type=_positive, default=BLOCK_TOKENS, help="tokens in a block (%(default)s)"
+        "--block-tokens", type=positive, default=BLOCK_TOKENS, help="tokens in a block (%(default)s)"
     )
     parser.add_argument(
         "--affinity-blocks", type=_whole, default=None, help="index of the block that names a dialog"
@@ -312,16 +313,9 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         help="the gateway's Unix socket (%(default)s; AKV_GATEWAY_SOCKET in the environment names another)",
     )
     parser.add_argument("--host", help="IP address: speak TCP, with data inline, instead")
-    parser.add_argument("--port", type=_positive, default=5557, help="TCP port (%(default)s)")
+    parser.add_argument("--port", type=positive, default=5557, help="TCP port (%(default)s)")
     parser.add_argument("--namespace", default="default", help="key space (%(default)s)")
     parser.add_argument("--secret-file", type=Path, help="file with the namespace's secret in hex")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 def _rate(text: str) -> float:

@@ -33,8 +33,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, **(env or {})},
-                text=True,
             )
+        self._said = b""  # and not told yet: a select sees nothing of what a buffered reader took already
 
     @property
     def pid(self) -> int:
@@ -53,20 +53,25 @@ class Child:
         """Write one line to its input."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ProcessError(self._ended()) from None
 
     def line(self, seconds: float) -> str:
-        """The next line of its output."""
+        """The next line of its output. Raises ProcessError when it is not whole in time."""
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise ProcessError(f"{self._log.name} said nothing for {seconds} s: {self._tail()}")
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProcessError(self._ended())
-        return line.rstrip("\n")
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                raise ProcessError(f"{self._log.name} said nothing for {seconds} s: {self._tail()}")
+            more = os.read(self._process.stdout.fileno(), 65536)
+            if not more:
+                raise ProcessError(self._ended())
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode(errors="replace")
 
     def wait_file(self, path: Path, text: str) -> None:
         """Until a file that it writes has `text`."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.arguments import positive, sizes
 from bench.figures import faults, hot, idle, initiator, lookups, path, peers, trace
 from bench.figures.options import Options
 from bench.figures.record import Report, machine_facts
@@ -85,20 +86,22 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("figure", choices=FIGURES, metavar="NAME")
-    parser.add_argument("--repeats", type=int, help="of everything (5, with --quick 1)")
+    parser.add_argument("--repeats", type=positive, help="of everything (5, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="a small trial: its values mean little")
     parser.add_argument(
         "--output", type=Path, default=Path("build/bench"), help="folder of the JSON (%(default)s)"
     )
     parser.add_argument("--trace", type=Path, help="default: the published trace beside the repository")
-    parser.add_argument("--requests", type=int, help="rows of the trace; default: all")
+    parser.add_argument(
+        "--requests", type=positive, help="rows of the trace (trace and bounded); default: all"
+    )
     parser.add_argument(
         "--peers", type=Path, default=Path("build/peers"), help="where peers are (%(default)s)"
     )
-    parser.add_argument("--spdk", type=Path, help="a built source tree of SPDK, to compare with")
+    parser.add_argument("--spdk", type=Path, help="a built source tree of SPDK, to compare with (initiator)")
     parser.add_argument("--caches", type=_caches, help=f"of {', '.join(OPENERS)} (path and peers)")
-    parser.add_argument("--sizes", type=_sizes, help="of blocks, as in 256K,1M")
-    parser.add_argument("--batches", type=_sizes, help="blocks of a call, or depths, as in 1,32")
+    parser.add_argument("--sizes", type=sizes, help="of blocks, as in 256K,1M (initiator, path and peers)")
+    parser.add_argument("--batches", type=sizes, help="blocks of a call, or depths, as in 1,32 (as --sizes)")
     return parser
 
 
@@ -107,15 +110,6 @@ def _caches(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not one of {', '.join(OPENERS)}")
     return text.split(",")
-
-
-def _sizes(text: str) -> list[int]:
-    return [_size(part) for part in text.split(",")]
-
-
-def _size(text: str) -> int:
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    return int(text if factor == 1 else text[:-1]) * factor
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ class Prober:
             taken.append((ended - began) * 1e6)
             failed += reply.status != Status.OK
             due = max(due + 1 / PROBES_PER_SECOND, ended)
-        percents = statistics.quantiles(taken, n=100)
+        percents, took = statistics.quantiles(taken, n=100), time.perf_counter() - begin
         dataplane, control = (
-            (process.cpu_seconds - used) / seconds * 100
+            (process.cpu_seconds - used) / took * 100
             for process, used in zip(self._gateway, before, strict=True)
         )
         return Window(percents[49], percents[98], failed, dataplane, control)

@@ -1,7 +1,8 @@
 """Write the tables of docs/performance.md from the records of figures: `make performance`.
 
 `python -m bench.figures.page IN PAGE`: what stands in PAGE between `<!-- figure NAME -->` and `<!-- end
-NAME -->` is replaced by the tables of IN/NAME.json; a figure without a record keeps what it has.
+NAME -->` is replaced by the tables of IN/NAME.json; a figure without a record keeps what it has, and so does
+one whose record is of a small trial (`--quick`).
 """
 
 from __future__ import annotations
@@ -38,12 +39,20 @@ def main() -> int:
     parser.add_argument("source", type=Path, metavar="IN", help="folder of JSON files of figures")
     parser.add_argument("page", type=Path, metavar="PAGE", help="the page to rewrite")
     options = parser.parse_args()
-    records = {path.stem: json.loads(path.read_text()) for path in sorted(options.source.glob("*.json"))}
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(options.source.glob("*.json"))}
+    records = {name: record for name, record in found.items() if not is_trial(record)}
     before = options.page.read_text()
     parts = [match.group(1) for match in _PART.finditer(before)]
     options.page.write_text(rewritten(before, records))
     print(f"{options.page}: wrote {', '.join(name for name in parts if name in records) or 'nothing'}")
+    if trials := found.keys() - records.keys():
+        print(f"left out, small trials: {', '.join(sorted(trials))}", file=sys.stderr)
     return 0
+
+
+def is_trial(record: dict[str, Any]) -> bool:
+    """Whether it was taken with `--quick`: such values mean little."""
+    return "--quick" in record["command"]
 
 
 def rewritten(page: str, records: dict[str, dict[str, Any]]) -> str:

@@ -84,8 +84,11 @@ def _unpack(place: Place, packages: Sequence[str]) -> None:
 
 
 def _run(*command: str, directory: Path | None = None) -> None:
-    done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"{' '.join(command)}: not done within {_SECONDS:.0f} s") from None
     if done.returncode != 0:
         raise InstallError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")

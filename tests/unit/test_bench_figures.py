@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bench.dialogs import Request
+from bench.figures import spdk
+from bench.figures.__main__ import main as figures_program
+from bench.figures.page import main as page_program
 from bench.figures.page import rewritten, tables
 from bench.figures.path import least, report
 from bench.figures.plot import draw
 from bench.figures.record import Claim, Report, Row, ratios
 from bench.figures.spdk import total_mib_per_s
+from bench.initiator import Case as InitiatorCase
 from bench.peers.measure import Case, Plan, Run
 from bench.pod import dialogs_of
+from bench.processes import ProcessError, child
 from bench.simulate import LruCache
 from controlplane.model.routing import slot_for_dialog
 from controlplane.model.slots import match_slots
@@ -164,3 +170,54 @@ def test_the_page_gets_the_tables_of_the_figures_that_were_taken() -> None:
     plain = Report("idle", [Row("asleep", "%", [1.0, 4.0, 2.0])], [], {})
     made = tables(plain.record(["make"], machine))
     assert "| asleep | 2 (1 to 4) | % |" in made
+
+
+def test_a_small_trial_does_not_get_into_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figure example -->\nkept\n<!-- end example -->\n")
+    trial = REPORT.record(["python", "example", "--quick"], {"cores": 2})
+    (tmp_path / "example.json").write_text(json.dumps(trial))
+    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path), str(page)])
+    assert page_program() == 0
+    assert "kept" in page.read_text()
+    assert "small trials: example" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--repeats=0", "--requests=-1", "--sizes=64K,0", "--batches=x"])
+def test_numbers_that_measure_nothing_are_refused(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.figures", "path", flag])
+    with pytest.raises(SystemExit) as ended:
+        figures_program()
+    assert ended.value.code == 2
+    assert flag.partition("=")[0] in capsys.readouterr().err
+
+
+def test_lines_that_a_process_says_at_once_are_told_one_by_one_and_half_a_line_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    script = "print('one\\ntwo\\nhal', end='', flush=True); input(); print('f')"
+    with child([sys.executable, "-c", script], tmp_path / "log") as process:
+        assert process.line(30.0) == "one"
+        assert process.line(30.0) == "two"
+        with pytest.raises(ProcessError, match=r"said nothing for 0\.1 s"):
+            process.line(0.1)
+        process.tell("")
+        assert process.line(30.0) == "half"
+        with pytest.raises(ProcessError, match="ended with code"):
+            process.line(30.0)
+
+
+def test_a_program_of_spdk_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "build/bin/spdk_nvme_perf"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(spdk, "_START_SECONDS", 0.1)
+    with pytest.raises(ProcessError, match="did not end within 0 s"):
+        spdk.perf(tmp_path, 1, InitiatorCase("read", "4096", 1), 0, 0)
