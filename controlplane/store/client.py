@@ -46,7 +46,8 @@ _SHORTEST_ATTEMPT = 0.005
 _LATENESS = 0.01
 _TAKEN_OUT = Verdict(Action.ELSEWHERE)
 # Shortly after a change of its users etcd 3.5.30 was seen to refuse who is allowed (1 of 30 runs of a
-# test): "permission denied" counts when it is repeated. It is certain then that the call did nothing.
+# test): "permission denied" counts when it is repeated, with a pause after each, whether another member or
+# the same one is asked next. It is certain then that the call did nothing.
 _DENIED_TRIES = 5
 
 log = get_logger("etcd-client")
@@ -222,6 +223,7 @@ class EtcdClient:
                 except _AttemptFailed as failed:
                     if failed.denied and (denied := denied + 1) < _DENIED_TRIES:
                         last = RequestRefused(failed.verdict.refusal, str(failed))
+                        await asyncio.sleep(min(pause.next(), deadline.remaining()))
                         continue
                     self._raise_if_final(failed, is_write)
                     last = StoreUnavailable(f"etcd gave no answer in {total} s; last: {failed}")

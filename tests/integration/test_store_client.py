@@ -1,8 +1,9 @@
 """The client against a real etcd, with dead and silent endpoints beside it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -198,11 +199,15 @@ async def test_a_denial_counts_when_it_is_repeated(etcd: EtcdCluster, loopback_n
         async with EtcdClient([denier, *etcd.endpoints], call_seconds=5.0) as client:
             assert await client.get(b"/nothing") is None
             assert client.counts.attempts >= 2
-        async with EtcdClient([denier], call_seconds=30.0) as client:
+    async with AsyncExitStack() as stack:
+        deniers = [await stack.enter_async_context(denying(loopback_net.host(4))) for _ in range(5)]
+        async with EtcdClient(deniers, call_seconds=30.0) as client:
+            began = time.monotonic()
             with pytest.raises(RequestRefused) as caught:
                 await client.get(b"/nothing")
             assert caught.value.refusal is Refusal.PERMISSION_DENIED
-            assert 2 < client.counts.attempts < 10
+            assert client.counts.attempts == 5
+            assert time.monotonic() - began > 0.15  # also with so many members there is a pause after each
 
 
 async def test_something_that_is_no_etcd_is_passed_over(etcd: EtcdCluster, loopback_net: LoopbackNet) -> None:
