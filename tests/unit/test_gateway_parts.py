@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import signal
 import stat
@@ -29,6 +30,7 @@ from tests.support.addresses import LoopbackNet, free_port
 from tests.support.grpc_peers import ClusterHost, RecordingDataplane
 from tests.support.procs import wait_until
 
+ROOT = Path(__file__).parents[2]
 UUID = "8a7c1c1e-5a38-4cbd-8a70-000000000001"
 ETCD = "127.0.0.1:2379"
 
@@ -98,6 +100,12 @@ def test_the_status_text_counts_what_is_really_used() -> None:
     assert 'xkv_gateway_storage_group_timeouts_total{group="L0P0"} 4' in lines
     assert 'xkv_gateway_dataplane_counter_total{name="misses"} 9' in lines
     assert "xkv_gateway_cluster_last_answer_timestamp_seconds 1700000000.25" in lines
+
+
+def test_the_manual_explains_each_trouble_of_a_card() -> None:
+    names = re.findall(r'return "([a-z-]+)";', (ROOT / "dataplane/core/card/trouble.cpp").read_text())
+    manual = (ROOT / "docs/gateway.md").read_text().partition("### Troubles of a card")[2]
+    assert sorted(names) == sorted(re.findall(r"^\| `([a-z-]+)` \|", manual, re.MULTILINE))
 
 
 def test_what_is_not_known_is_not_in_the_status_text() -> None:

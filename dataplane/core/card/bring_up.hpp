@@ -84,7 +84,7 @@ class BringUp {
   std::string reason_;
   std::string seen_uuids_;
   std::array<iovec, 1> vector_{};
-  alignas(64) std::array<std::byte, nvme::kIdentifyBytes> buffer_{};
+  std::array<std::byte, nvme::kIdentifyBytes> buffer_{};
 };
 
 }  // namespace akv::card

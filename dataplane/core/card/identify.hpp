@@ -83,7 +83,7 @@ class IdentifyWalk {
   SubsystemFacts facts_;
   std::string reason_;
   std::array<iovec, 1> vector_{};
-  alignas(64) std::array<std::byte, nvme::kIdentifyBytes> buffer_{};
+  std::array<std::byte, nvme::kIdentifyBytes> buffer_{};
 };
 
 // Blocks for at most `deadline`. Throws Unreachable or Refused.
