@@ -77,7 +77,10 @@ class Pair:
         return status
 
     def see(self, trouble: str, told: str = "") -> None:
-        """Waits until the status names the bad card's trouble, which goes on; the other card has none."""
+        """Waits until the status names the bad card's trouble, which goes on; the other card has none.
+
+        Only slow it may have been within the last ten seconds, on a busy machine.
+        """
 
         def named() -> bool:
             self.hits(self.bad.serial)
@@ -86,7 +89,7 @@ class Pair:
 
         wait_until(named, f"the card's trouble is {trouble!r}: {told!r}", 60)
         assert self.hits(self.well.serial) == BLOCKS
-        assert self.status(self.well).trouble == ""
+        assert self.status(self.well).trouble in {"", "slow"}
 
     def strike(self) -> None:
         """GETs of the bad card's blocks until the fault has struck; the other card answers all the while."""
