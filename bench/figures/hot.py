@@ -230,7 +230,6 @@ def _report(figures: dict[Case, Figures], loans: dict[Case, Loans], copies: list
             Claim(f"GETs/s of {case}, a worker core", best[f"{case}, of akv-dataplane"], LIMIT_GETS)
             for case in loans
         ),
-        *(Claim(f"GETs/s of {case}, one client thread", best[str(case)], LIMIT_GETS) for case in loans),
         Claim("GB/s at 2 MiB x32", large, LIMIT_GB_PER_S),
     ]
     return Report("hot", rows, claims, {"cards": 1, "workers": 1, "hot_bytes": hot})
