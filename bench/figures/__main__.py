@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ FIGURES: dict[str, tuple[Callable[[Options], Report], str]] = {
 def main() -> int:
     """Take the figure; 0 when it was taken, whether or not it is what is wanted."""
     options = _parser().parse_args()
-    machine = machine_facts()
+    machine, began = machine_facts(), time.monotonic()
     measure, _ = FIGURES[options.figure]
     try:
         with tempfile.TemporaryDirectory(prefix="akv-bench-") as directory:
@@ -49,6 +50,7 @@ def main() -> int:
     except (ProcessError, InstallError, ClientError, OSError, ValueError) as error:
         print(f"bench {options.figure}: {error}", file=sys.stderr)
         return 2
+    machine["seconds"] = round(time.monotonic() - began)
     machine["load_after"] = round(os.getloadavg()[0], 2)
     command = ["python", "-m", "bench.figures", *sys.argv[1:]]
     options.output.mkdir(parents=True, exist_ok=True)

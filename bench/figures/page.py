@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.figures.plot import size_text, unique
+from bench.figures.plot import DRAWN, size_text, unique
 
 # What is measured for each cache or program, and how a table of it is called.
 FIELDS = {
@@ -79,6 +79,8 @@ def tables(record: dict[str, Any]) -> str:
         rows = [row for row in record["rows"] if row.get("field") == field and any(row["values"])]
         if rows:
             parts.append(f"{title}:\n\n{_pivot(rows)}")
+    if record["figure"] in DRAWN:
+        parts.append(f"![Throughput by block size and depth](plots/{record['figure']}.svg)")
     return "\n\n".join(parts)
 
 

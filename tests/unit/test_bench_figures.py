@@ -164,6 +164,7 @@ def test_the_page_gets_the_tables_of_the_figures_that_were_taken() -> None:
     assert "| get 2 MiB x32 | 1.5 (1 to 2) |" in text
     assert "| against TCP | at least 0.8 | 0.75 | **short** |" in text
     assert "2026-01-31 10:20 UTC, commit abc: 2 cores, Example" in text
+    assert "](plots/path.svg)" in text
     assert "outdated" not in text
     assert text.endswith(kept)
     assert rewritten(text, records) == text
