@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
+# Most tests wait for processes most of the time; tests/conftest.py keeps the heaviest from running at once.
+TEST_WORKERS := $(shell echo $$(($$(nproc) + 1)))
 SECONDS_EACH = $(or $(SECONDS),30)
 CPP_DIRS := dataplane/core tests/native tests/fuzz
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')
@@ -38,7 +40,7 @@ native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSan
 	@tools/native-tests asan
 
 test: lint native-tests ## Lint and all tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 tsan: setup ## C++ tests under ThreadSanitizer
 	@tools/native-tests tsan

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.addresses import LoopbackNet
 from tests.support.etcd import EtcdCluster, run_etcd
@@ -29,6 +30,28 @@ sys.dont_write_bytecode = False
 # inherit that: interrupts are tests' subjects.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Their hosts, gateways and replays take a core all the while: two at once would slow each other down.
+_SCENES = "tests/fault/test_table_"
+
+
+class _OneSceneAtATime(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """A worker takes the tests of a file, and one of them takes all files with scenes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _SCENES if nodeid.startswith(_SCENES) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _OneSceneAtATime:
+    """How `-n` shares the tests out."""
+    return _OneSceneAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_SCENES))
 
 
 @pytest.fixture
