@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Their hosts, gateways and replays take a core all the while: two at once would slow each other down.
 _SCENES = "tests/fault/test_table_"
+_LONGEST = (_SCENES, *(f"tests/integration/test_{name}" for name in ("packaging", "install_page", "demo")))
 
 
 class _OneSceneAtATime(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
@@ -50,8 +51,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _OneScene
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_SCENES))
+    """What takes longest begins first: nothing is left to do beside it at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
 @pytest.fixture
