@@ -10,7 +10,7 @@ BIN := .venv/bin
 JOBS := $(shell nproc)
 # Most tests wait for processes most of the time; tests/conftest.py keeps the heaviest from running at once.
 TEST_WORKERS := $(shell echo $$(($$(nproc) + 1)))
-SECONDS_EACH = $(or $(SECONDS),30)
+SECONDS_EACH = $(or $(SECONDS),60)
 CPP_DIRS := dataplane/core tests/native tests/fuzz
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')
 PY_DIRS := controlplane clustercli integration dataplane bench tests tools
@@ -51,7 +51,7 @@ tidy: ## clang-tidy over the C++ sources
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DAKV_TESTS=ON >/dev/null
 	@run-clang-tidy-14 -quiet -p build/tidy -j $(JOBS) '$(CURDIR)/dataplane/core/.*'
 
-fuzz: ## Fuzz the native code's inputs, each target for SECONDS (30)
+fuzz: ## Fuzz the native code's inputs, each target for SECONDS (60)
 	@tools/setup check
 	@tools/fuzz $(SECONDS_EACH)
 
