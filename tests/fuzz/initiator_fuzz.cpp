@@ -48,7 +48,7 @@ class Host final : public fabric::QueuePairClient {
     check(response.received <= kBuffer, "no more than the buffer was received");
     check(outstanding.erase(tag) == 1, "each command is answered once");
   }
-  void on_closed(const std::string& reason) noexcept override {
+  void on_closed(fabric::Ending /*how*/, const std::string& reason) noexcept override {
     check(!closed && !reason.empty(), "closed once, and for a reason");
     closed = true;
     outstanding.clear();
