@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +37,7 @@ FIGURES: dict[str, tuple[Callable[[Options], Report], str]] = {
     "faults": (faults.measure, "GETs of healthy cards while one card hangs and one flaps"),
     "idle": (idle.measure, "CPU of the gateway's processes with four cards and a client that asks nothing"),
 }
+_PATHS = {"--peers": "DIR", "--spdk": "TREE", "--trace": "FILE", "--output": "DIR"}
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
         return 2
     machine["seconds"] = round(time.monotonic() - began)
     machine["load_after"] = round(os.getloadavg()[0], 2)
-    command = ["python", "-m", "bench.figures", *sys.argv[1:]]
+    command = ["python", "-m", "bench.figures", *without_paths(sys.argv[1:])]
     options.output.mkdir(parents=True, exist_ok=True)
     written = options.output / f"{options.figure}.json"
     written.write_text(json.dumps(report.record(command, machine), indent=1) + "\n")
@@ -62,6 +63,15 @@ def main() -> int:
         f"{machine['cores']} cores, {machine['cpu']}, load {machine['load_before']}; all values: {written}"
     )
     return 0
+
+
+def without_paths(arguments: Sequence[str]) -> list[str]:
+    """The arguments as they are told: where something lies on this machine is of no use on another."""
+    told = list(arguments)
+    for place, before in enumerate(arguments, start=1):
+        if before in _PATHS and place < len(told):
+            told[place] = _PATHS[before]
+    return told
 
 
 def _options(options: argparse.Namespace, directory: Path) -> Options:

@@ -12,6 +12,7 @@ from rich.console import Console
 from bench.dialogs import Request
 from bench.figures import spdk
 from bench.figures.__main__ import main as figures_program
+from bench.figures.__main__ import without_paths
 from bench.figures.page import main as page_program
 from bench.figures.page import rewritten, tables
 from bench.figures.path import least, report
@@ -222,3 +223,8 @@ def test_a_program_of_spdk_that_does_not_end_is_given_up(
     monkeypatch.setattr(spdk, "_START_SECONDS", 0.1)
     with pytest.raises(ProcessError, match="did not end within 0 s"):
         spdk.perf(tmp_path, 1, InitiatorCase("read", "4096", 1), 0, 0)
+
+
+def test_a_figures_command_is_told_without_paths_of_this_machine() -> None:
+    given = ["peers", "--peers", "/here/peers", "--sizes", "2M", "--trace"]
+    assert without_paths(given) == ["peers", "--peers", "DIR", "--sizes", "2M", "--trace"]
