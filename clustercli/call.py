@@ -17,12 +17,20 @@ OK, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 T = TypeVar("T")
 
 
-class CallError(Exception):
-    """A call that failed: one sentence (what happened, to what, what to do) and the exit code."""
+# What the same call may not meet the next time: no host, no leader, or a node that is away for a while.
+_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
-    def __init__(self, sentence: str, exit_code: int) -> None:
+
+class CallError(Exception):
+    """A call that failed: one sentence (what happened, to what, what to do) and the exit code.
+
+    `passing`: the same call may succeed a little later.
+    """
+
+    def __init__(self, sentence: str, exit_code: int, *, passing: bool = False) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
+        self.passing = passing
 
 
 def call_cluster(
@@ -49,15 +57,16 @@ def _explain(error: grpc.RpcError, target: Target, timeout: float, action: str) 
     code, details = error.code(), error.details() or ""
     host = dict(error.trailing_metadata() or ()).get(HOST_METADATA)
     if host is not None:
-        return CallError(f"{action} failed on {host}: {details}", REFUSED)
+        return CallError(f"{action} failed on {host}: {details}", REFUSED, passing=code in _PASSING)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return CallError(
             f"{action}: {target} gave no answer within {timeout:g} s; "
             "see its log, or allow more time with --timeout",
             UNREACHABLE,
+            passing=True,
         )
     if code is grpc.StatusCode.UNAVAILABLE:
-        return CallError(f"{action}: {_no_connection(target, details)}", UNREACHABLE)
+        return CallError(f"{action}: {_no_connection(target, details)}", UNREACHABLE, passing=True)
     return CallError(f"{action}: {target} answered {code.name}: {details}", REFUSED)
 
 

@@ -1,13 +1,15 @@
-"""Nodes of the fleet: nodes, node, logs, drain, provision."""
+"""Nodes of the fleet: nodes, node, logs, drain."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import typer
-from akv.v1 import agent_pb2, fleet_pb2
+from akv.v1 import fleet_pb2
 from akv.v1.fleet_pb2_grpc import FleetServiceStub
 
 from clustercli import progress, render_fleet
@@ -36,7 +38,6 @@ def register(app: typer.Typer) -> None:
     app.command("node")(node)
     app.command("logs")(logs)
     app.command("drain")(drain)
-    app.command("provision")(provision)
 
 
 def nodes(context: typer.Context, watch: WatchFlag = False, every: WatchEvery = 2.0) -> None:
@@ -73,27 +74,37 @@ def logs(
     """Show one of a node's logs, asked of its agent."""
     session = session_of(context)
     document = _logs(session, fleet_pb2.GetLogsRequest(node_id=name, source=source, lines=lines))
-    _print_lines(session, document)
-    with contextlib.suppress(KeyboardInterrupt):
-        while follow:
-            time.sleep(FOLLOW_SECONDS)
-            request = fleet_pb2.GetLogsRequest(
-                node_id=name, source=source, lines=5000, cursor=document["cursor"]
-            )
-            document = _logs(session, request)
-            _print_lines(session, document)
+    _print_lines(session, document, follow=follow)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(session, name, source, document["cursor"])
+
+
+def _follow(session: Session, name: str, source: str, cursor: str) -> None:
+    """Until interrupted; while the node or the leader is away it waits, and loses nothing."""
+    asker = progress.Asker()
+    while True:
+        time.sleep(FOLLOW_SECONDS)
+        request = fleet_pb2.GetLogsRequest(node_id=name, source=source, lines=5000, cursor=cursor)
+        document = asker.ask(partial(_logs, session, request))
+        if document is not None:
+            cursor = document["cursor"]
+            _print_lines(session, document, follow=True)
 
 
 def _logs(session: Session, request: fleet_pb2.GetLogsRequest) -> dict[str, Any]:
     return plain(session.call("logs", lambda stub: stub.GetLogs, request, LOGS_SECONDS, FleetServiceStub))
 
 
-def _print_lines(session: Session, document: dict[str, Any]) -> None:
-    if session.output is Output.JSON:
+def _print_lines(session: Session, document: dict[str, Any], *, follow: bool) -> None:
+    """As JSON one document, and one a line with --follow."""
+    if session.output is Output.TABLE:
+        for line in document["lines"]:
+            typer.echo(line)
+    elif not follow:
         session.show(document, str)
-        return
-    for line in document["lines"]:
-        typer.echo(line)
+    elif document["lines"]:
+        typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 def drain(
@@ -127,30 +138,3 @@ def _drained(document: dict[str, Any], *, wait: bool) -> str:
         return f"Node {name} takes shards again"
     state = "is empty" if wait or not shards else f"is being emptied of {shards}"
     return f"Node {name} takes no shards and {state}"
-
-
-def provision(
-    context: typer.Context,
-    engines: Annotated[
-        list[str] | None, typer.Argument(help="ENGINE=VERSION, or ENGINE=VERSION/VARIANT; none = show.")
-    ] = None,
-    nothing: Annotated[bool, typer.Option("--nothing", help="Want no engine on any node.")] = False,
-) -> None:
-    """Set what every node should have installed, or show how far each node is."""
-    session = session_of(context)
-    wanted = [_engine(text) for text in engines or ()]
-    if nothing and wanted:
-        raise typer.BadParameter("--nothing names no engines: leave them out, or the option")
-    request = fleet_pb2.SetEnginesRequest(engines=wanted, show=not wanted and not nothing)
-    answer = session.call(
-        "provision", lambda stub: stub.SetEngines, request, CHANGE_SECONDS, FleetServiceStub
-    )
-    session.show(plain(answer), render_fleet.provision_table)
-
-
-def _engine(text: str) -> agent_pb2.EngineWant:
-    name, equals, rest = text.partition("=")
-    version, _, variant = rest.partition("/")
-    if not name or not equals or not version:
-        raise typer.BadParameter(f"{text!r} is not ENGINE=VERSION, as in vllm=0.11.0")
-    return agent_pb2.EngineWant(engine=name, version=version, variant=variant)

@@ -70,9 +70,15 @@ def get(
 ) -> None:
     """Show the catalogue."""
     session = session_of(context)
+    session.show(plain(_models(session, "models get", name)), render_fleet.models_table)
+
+
+def _models(session: Session, action: str, name: str) -> fleet_pb2.GetModelsResponse:
     request = fleet_pb2.GetModelsRequest(name=name)
-    answer = session.call("models get", lambda stub: stub.GetModels, request, READ_SECONDS, FleetServiceStub)
-    session.show(plain(answer), render_fleet.models_table)
+    answer: fleet_pb2.GetModelsResponse = session.call(
+        action, lambda stub: stub.GetModels, request, READ_SECONDS, FleetServiceStub
+    )
+    return answer
 
 
 def delete(context: typer.Context, name: Model) -> None:
@@ -99,12 +105,16 @@ def shards(
 def start(
     context: typer.Context,
     name: Model,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, help="How many of them.")] = 1,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="How many of them; as many as are wanted, or 1.")
+    ] = None,
     wait: Wait = True,
     seconds: WaitSeconds = 1800.0,
 ) -> None:
     """Run a model of the catalogue with so many replicas."""
     session = session_of(context)
+    if replicas is None:
+        replicas = max(1, _models(session, "start", name).models[0].replicas)
     _scale(session, "start", name, replicas)
     if wait:
         _follow_start(session, name, replicas, seconds)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,12 @@ from rich.console import Console, RenderableType
 
 from clustercli import progress, render_fleet
 from clustercli.call import CallError
+from clustercli.commands import fleet_engines
 from clustercli.model_file import ModelFileError, read_model
 from clustercli.plain import plain
+from clustercli.session import Output, Session
+from clustercli.target import Target
+from tests.support.manual_clock import ManualClock
 
 NODE = fleet_pb2.NodeSummary(
     node_id="gpu-1",
@@ -167,3 +173,57 @@ def test_waiting_ends_after_its_time() -> None:
     empty = plain(fleet_pb2.ListShardsResponse())
     with pytest.raises(CallError, match="not done within 0 s"):
         progress.follow(lambda: empty, lambda _: False, "start of m", 0.0)
+
+
+def test_waiting_endures_a_host_that_is_away_and_nothing_that_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PAUSE_SECONDS", 0.0)
+    away = CallError("shards failed on host-2: no host leads", 1, passing=True)
+    answers: Iterator[CallError | None] = iter([None, away, away, None, away, CallError("no model m", 1)])
+
+    def ask() -> dict[str, Any]:
+        if error := next(answers):
+            raise error
+        return plain(fleet_pb2.ListShardsResponse())
+
+    with pytest.raises(CallError, match="no model m"):
+        progress.follow(ask, lambda _: False, "start of m", 60.0)
+    assert capsys.readouterr().err.splitlines() == ["clustercli: shards failed on host-2: no host leads"] * 2
+
+
+def engines(state: str, version: str = "2") -> dict[str, Any]:
+    """What `provision` asks, of one node that is connected, one that is not, and one that can't."""
+    install = agent_pb2.EngineInstall(engine="vllm", version=version, state=state, detail="")
+    nodes = [
+        fleet_pb2.NodeProvision(node_id="a", engines=[install]),
+        fleet_pb2.NodeProvision(node_id="away"),
+        fleet_pb2.NodeProvision(node_id="can't", not_installable=["vllm"]),
+    ]
+    wanted = [agent_pb2.EngineWant(engine="vllm", version="2")]
+    return {**plain(fleet_pb2.SetEnginesResponse(engines=wanted, nodes=nodes)), "connected": {"a", "can't"}}
+
+
+@pytest.mark.parametrize(("state", "waited"), [("installed", 4), ("unsupported", 4), ("failed", 5)])
+def test_provisioning_is_waited_for_on_nodes_that_can_tell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, state: str, waited: int
+) -> None:
+    """A failure of before counts no more: it counts once the node had the time to begin anew."""
+    clock = ManualClock()
+    times = SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
+    for module in (progress, fleet_engines):
+        monkeypatch.setattr(module, "time", times)
+    seen = [engines("installed", "1"), engines("wanted"), engines("downloading"), *[engines(state)] * 3]
+    asked = iter(seen)
+
+    def ask(session: Session) -> dict[str, Any]:
+        clock.now += 3.0
+        return next(asked)
+
+    monkeypatch.setattr(fleet_engines, "_ask", ask)
+    session = Session(Target("127.0.0.1:1"), Output.TABLE, None)
+    document = fleet_engines._follow(session, 600.0)
+    assert len(seen) - len(list(asked)) == waited
+    assert fleet_engines._states(document, document["connected"]) == {("a", "vllm"): state}
+    told = ["a: vllm 1 installed", "a: vllm 2 wanted", "a: vllm 2 downloading", f"a: vllm 2 {state}"]
+    assert capsys.readouterr().err.splitlines() == told
