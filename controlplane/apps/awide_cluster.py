@@ -25,6 +25,7 @@ from controlplane.cluster.service import ClusterService
 from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.cluster.trust import Trust
 from controlplane.fleet.fleet import Fleet
+from controlplane.fleet.liveness import Limits
 
 PROGRAM = "awide-cluster"
 FAILED, UNUSABLE = 1, 2
@@ -52,7 +53,12 @@ async def _serve(settings: ClusterSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     trust = Trust(settings)
-    fleet = Fleet(settings.host, require_identity=trust.secure, channel=partial(_channel, trust))
+    fleet = Fleet(
+        settings.host,
+        require_identity=trust.secure,
+        channel=partial(_channel, trust),
+        limits=Limits(write=settings.agent_write_seconds),
+    )
     await ClusterService(settings, trust, companions=[fleet]).run(stop)
 
 

@@ -78,6 +78,7 @@ class ClusterSettings:
     pki_dir: Path
     admin_socket: Path
     enroll_port: int
+    agent_write_seconds: float
     xdp_serials: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -328,6 +329,7 @@ _KEYS = {
     "AWC_PKI_DIR": _Key("pki_dir", _directory, ""),
     "AWC_ADMIN_SOCKET": _Key("admin_socket", _socket, "/run/awide-cluster/admin.sock"),
     "AWC_ENROLL_PORT": _Key("enroll_port", _PORT, "5001"),
+    "AWC_AGENT_WRITE_SECONDS": _Key("agent_write_seconds", _number(float, 1, 3600), "30"),
     "AWC_XDP_SERIALS": _Key("xdp_serials", _serials, ""),
     "LEADER_WARMUP_CYCLES": _Key("warmup_cycles", _number(int, 0, 1000), "3"),
     "BAD_MEMBER_STRIKES": _Key("bad_member_strikes", _number(int, 1, 1000), "3"),

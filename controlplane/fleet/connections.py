@@ -26,7 +26,10 @@ class Ending:
 
 
 class Connection:
-    """One agent's stream as the rest of the leader sees it. Create it inside the event loop."""
+    """One agent's stream as the rest of the leader sees it. Create it inside the event loop.
+
+    `writing_since` is the monotonic second at which the message that is being written was begun.
+    """
 
     def __init__(self, node_id: str, incarnation: int, features: frozenset[str], version: str) -> None:
         self.node_id = node_id
@@ -35,6 +38,7 @@ class Connection:
         self.version = version
         self.outbox: asyncio.Queue[pb.LeaderMessage] = asyncio.Queue(QUEUE_MESSAGES)
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.writing_since: float | None = None
 
     def send(self, message: pb.LeaderMessage) -> None:
         """Queue a message. Raises Unavailable, or Overrun when the queue is full."""
@@ -98,6 +102,19 @@ class Connections:
         for node_id in nodes:
             if (connection := self._open.get(node_id)) is not None:
                 connection.end(ending)
+
+    def end_stalled(self, now: float, limit: float) -> None:
+        """End the streams that have not taken a message for `limit` seconds; `now` is monotonic.
+
+        Pings don't tell: gRPC answers them for a program that reads none of its streams.
+        """
+        for node_id, connection in list(self._open.items()):
+            since = connection.writing_since
+            if since is not None and now - since >= limit and not connection.ended.done():
+                queued = connection.outbox.qsize()
+                log.warning("agent takes no commands", node=node_id, seconds=limit, queued=queued)
+                sentence = f"node {node_id} has read no command for {limit:g} s"
+                connection.end(Ending(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence))
 
     def end_all(self, ending: Ending) -> None:
         """End every stream."""

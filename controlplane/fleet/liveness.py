@@ -17,12 +17,16 @@ class NodeState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. A new leader waits `grace` for the nodes that it must know before it places anything."""
+    """Seconds. A new leader waits `grace` for the nodes that it must know before it places anything.
+
+    A message that a node's stream does not take within `write` ends that stream.
+    """
 
     heartbeat: float = 5.0
     suspect: float = 15.0
     lost: float = 120.0
     grace: float = 60.0
+    write: float = 30.0
 
 
 def judge(heard: float | None, led_since: float, now: float, limits: Limits) -> NodeState:

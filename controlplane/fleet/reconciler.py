@@ -85,6 +85,7 @@ class Reconciler:
     async def step(self) -> bool:
         """Look once and do what is to be done; whether there was anything. Raises StoreError."""
         self._inventory.expire()
+        self._connections.end_stalled(self._clock(), self._inventory.limits.write)
         await self._save_nodes()
         self._give_up_commands()
         awaited = self._inventory.awaited()

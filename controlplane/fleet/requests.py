@@ -1,4 +1,7 @@
-"""Questions to nodes: each has an id, one waiter, a deadline, and an answer from that node only."""
+"""Questions to nodes: each has an id, one waiter, a deadline, and an answer from that node only.
+
+A question ends with the stream on which it was asked: an agent forgets then for whom it measured.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,13 @@ from typing import Any
 from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.logging import get_logger
-from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, TookTooLong
+from controlplane.base.request_errors import (
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    TookTooLong,
+    Unavailable,
+)
 from controlplane.fleet.connections import Connection, Connections
 
 LOGS_SECONDS = 10.0
@@ -48,19 +57,32 @@ class Pending:
     """One request that waits for what its node answers."""
 
     request_id: str
-    node_id: str
+    connection: Connection
     what: str
     _answers: asyncio.Queue[Any]
 
+    @property
+    def node_id(self) -> str:
+        """Who was asked."""
+        return self.connection.node_id
+
     async def next(self, seconds: float) -> Any:
-        """The next answer. Raises TookTooLong."""
+        """The next answer. Raises TookTooLong, or Unavailable once the stream on which it was asked ends."""
+        answer = asyncio.ensure_future(self._answers.get())
+        ended = self.connection.ended
         try:
-            async with asyncio.timeout(seconds):
-                return await self._answers.get()
-        except TimeoutError:
-            raise TookTooLong(
-                f"node {self.node_id} did not answer {self.what} within {seconds:g} s; see its agent's log"
-            ) from None
+            await asyncio.wait({answer, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        finally:
+            answer.cancel()
+        if ended.done():
+            raise Unavailable(
+                f"node {self.node_id}: its stream ended before it answered {self.what}; ask again later"
+            )
+        raise TookTooLong(
+            f"node {self.node_id} did not answer {self.what} within {seconds:g} s; see its agent's log"
+        )
 
     def give(self, answer: Any) -> None:
         """Take an answer for the waiter; what is more than it could want is dropped."""
@@ -103,7 +125,7 @@ class Requests:
         """
         connection = self.able(node_id, feature, what)
         request_id = f"{feature}-{next(self._numbers)}"
-        pending = Pending(request_id, node_id, what, asyncio.Queue(_ANSWERS))
+        pending = Pending(request_id, connection, what, asyncio.Queue(_ANSWERS))
         self._open[request_id] = pending
         try:
             connection.send(build(request_id))

@@ -10,7 +10,9 @@ import grpc
 from akv.v1 import agent_pb2 as pb
 from akv.v1 import agent_pb2_grpc
 
+from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
+from controlplane.base.peer_connection import close_connection
 from controlplane.base.pki import Role
 from controlplane.base.request_errors import InvalidRequest, RequestError
 from controlplane.base.tls import NoPeerError, peer_identity
@@ -23,8 +25,8 @@ from controlplane.fleet.term import Term
 # Trailing metadata of a refusal: where the leader serves.
 LEADER_METADATA = "akv-leader"
 REGISTER_SECONDS = 15.0
-# An agent that takes no message for this long does not read its stream.
-WRITE_SECONDS = 30.0
+# How long the end of a stream, with its reason, waits for an agent that reads.
+END_SECONDS = 5.0
 
 log = get_logger("fleet-streams")
 
@@ -80,7 +82,21 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             # Losing a stream is not losing a node: silence decides about that.
             log.info("agent stream closed", node=connection.node_id)
         if ending is not None:
-            await self._refuse(context, ending)
+            await self._end(context, connection, ending)
+
+    async def _end(self, context: Any, connection: Connection, ending: Ending) -> None:
+        """Tell the agent why its stream ends; if it does not even read that, its connection is closed."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._refuse(context, ending)
+        except TimeoutError:
+            closed = await asyncio.to_thread(close_connection, context.peer())
+            log.warning(
+                "agent's connection closed, it reads nothing",
+                node=connection.node_id,
+                reason=ending.sentence,
+                closed=closed,
+            )
 
     async def _refuse(self, context: Any, ending: Ending) -> None:
         leader = self._leader_api()
@@ -146,7 +162,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def _serve(self, context: Any, connection: Connection, term: Term) -> Ending | None:
         """Read and write until one of them, or the leader, ends the stream; why, if it was not the agent."""
         reader = asyncio.create_task(_read(context, connection, term), name=f"read-{connection.node_id}")
-        writer = asyncio.create_task(_write(context, connection), name=f"write-{connection.node_id}")
+        writer = asyncio.create_task(
+            _write(context, connection, term.clock), name=f"write-{connection.node_id}"
+        )
         try:
             ends: set[asyncio.Future[Any]] = {reader, writer, connection.ended}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -179,15 +197,10 @@ async def _read(context: Any, connection: Connection, term: Term) -> Ending | No
             return Ending(error.code, str(error))
 
 
-async def _write(context: Any, connection: Connection) -> Ending | None:
-    """Send what is queued."""
+async def _write(context: Any, connection: Connection, clock: Clock) -> None:
+    """Send what is queued; `Connections.end_stalled` ends the stream when it takes nothing any more."""
     while True:
         message = await connection.outbox.get()
-        try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await context.write(message)
-        except TimeoutError:
-            return Ending(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"node {connection.node_id} has read no command for {WRITE_SECONDS:g} s",
-            )
+        connection.writing_since = clock()
+        await context.write(message)
+        connection.writing_since = None

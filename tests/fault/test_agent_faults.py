@@ -13,9 +13,11 @@ from akv.v1 import agent_pb2 as pb
 from controlplane.agent.link import link as link_module
 from controlplane.agent.link import session as session_module
 from controlplane.base.backoff import Backoff
+from controlplane.base.pki import Role
 from tests.support.addresses import LoopbackNet
 from tests.support.agent_leader import leader
 from tests.support.agents import agent, write_config
+from tests.support.pki import run_authority
 from tests.support.procs import Program, python_module
 from tests.support.waiting import eventually
 
@@ -29,7 +31,8 @@ async def test_a_suspended_leader_is_left(
     timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     options = tuple({**dict(session_module.CHANNEL_OPTIONS), **dict.fromkeys(timers, 500)}.items())
     monkeypatch.setattr(link_module, "CHANNEL_OPTIONS", options)
-    with Program(python_module("tests.support.agent_leader", loopback_net.host(1))) as first:
+    folder = str(run_authority().once(Role.HOST, "leader").ca.parent)
+    with Program(python_module("tests.support.agent_leader", loopback_net.host(1), folder)) as first:
         line = await asyncio.to_thread(first.wait_line, "serving at")
         async with leader(loopback_net.host(2)) as second:
             hosts = f"{line.split()[-1]},{second.address}"

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from akv.v1 import fleet_pb2
 from controlplane.base.pki import Role
 from controlplane.fleet.liveness import Limits, NodeState
 from tests.support.addresses import LoopbackNet
-from tests.support.agents import write_config
+from tests.support.agents import key_paths, write_config
 from tests.support.etcd import EtcdCluster
 from tests.support.fleet import FleetHost
 from tests.support.pki import TestAuthority
@@ -44,42 +43,28 @@ class Scene:
     hosts: list[FleetHost] = field(default_factory=list)
 
     async def host(self, name: str) -> FleetHost:
-        host = FleetHost(name, self.authority.issue(Role.HOST, name), limits=LIMITS)
+        host = FleetHost(name, self.authority, limits=LIMITS)
         await host.start()
         self.hosts.append(host)
         return host
 
     def config(self, node: str, *, certificate_of: str = "", **keys: Any) -> Path:
         files = self.authority.issue(Role.AGENT, certificate_of or node)
-        return write_config(
-            self.base / node,
-            node,
-            ",".join(host.api for host in self.hosts),
-            address=self.net.host(1),
-            cluster_ca=str(files.ca),
-            cluster_cert=str(files.certificate),
-            cluster_key=str(files.key),
-            **keys,
-        )
+        hosts = ",".join(host.api for host in self.hosts)
+        keys = {"address": self.net.host(1), **key_paths(files), **keys}
+        return write_config(self.base / node, node, hosts, **keys)
 
     def agent(self, config: Path) -> Program:
         return Program(
             python_module("controlplane.apps.akv_agent", "--config", str(config)), name="akv-agent"
         )
 
-    @asynccontextmanager
-    async def operator(self) -> AsyncIterator[Any]:
-        files = self.authority.issue(Role.ADMIN, "op")
-        async with self.hosts[0].operator(files) as stub:
-            yield stub
-
     async def shard(
         self, right: Callable[[fleet_pb2.Shard], bool], what: str, leader: FleetHost | None = None
     ) -> fleet_pb2.Shard:
         """The first shard that the leader lists and that is right."""
-        files = self.authority.issue(Role.ADMIN, "op")
         seen: list[fleet_pb2.Shard] = []
-        async with (leader or self.hosts[0]).operator(files) as stub:
+        async with (leader or self.hosts[0]).operator() as stub:
             for _ in range(int(SECONDS / 0.1)):
                 answer = await stub.ListShards(fleet_pb2.ListShardsRequest(), timeout=SECONDS)
                 seen = list(answer.shards)
@@ -118,7 +103,7 @@ def model(**profile: Any) -> fleet_pb2.Model:
 
 
 async def apply(scene: Scene, spec: fleet_pb2.Model) -> None:
-    async with scene.operator() as stub:
+    async with scene.hosts[0].operator() as stub:
         await stub.ApplyModel(fleet_pb2.ApplyModelRequest(model=spec), timeout=SECONDS)
 
 
@@ -150,7 +135,7 @@ async def test_a_shard_outlives_its_agent_is_adopted_and_started_anew_when_it_fa
         writer.close()
         anew = await scene.shard(lambda s: runs(s) and s.generation > first.generation, "runs anew")
         assert anew.node_id == "gpu-1"
-        async with scene.operator() as stub:
+        async with scene.hosts[0].operator() as stub:
             logs = await stub.GetLogs(
                 fleet_pb2.GetLogsRequest(node_id="gpu-1", source=anew.shard_id), timeout=SECONDS
             )
@@ -210,9 +195,7 @@ async def test_a_leader_of_another_authority_is_not_believed(
         scene.base / "gpu-1",
         "gpu-1",
         lead.api,
-        cluster_ca=str(stranger.ca),
-        cluster_cert=str(stranger.certificate),
-        cluster_key=str(stranger.key),
+        **key_paths(stranger),
     )
     with scene.agent(config) as agent:
         await asyncio.to_thread(agent.wait_event, "No stream to the leader", SECONDS)

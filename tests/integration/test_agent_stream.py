@@ -266,23 +266,41 @@ async def test_a_fabric_that_is_not_there_is_a_clear_answer(
 async def test_weights_are_removed_and_kept_with_reasons(
     agent_folder: Path, loopback_net: LoopbackNet
 ) -> None:
-    root = agent_folder / "weights"
-    (root / "old").mkdir(parents=True)
-    (root / "old" / "f").write_bytes(b"z" * 4096)
-    outside = agent_folder / "outside"
-    outside.write_bytes(kept := b"not weights")
-    async with leader(loopback_net.host(1)) as lead:
-        path = write_config(agent_folder, "gpu-1", lead.address, weight_roots=[{"path": str(root)}])
-        async with agent(path):
-            stream = await lead.stream()
-            paths = [str(root / "old"), str(outside)]
-            stream.send(remove_weights=pb.RemoveWeights(request_id="r", paths=paths))
-            answer = await stream.wait("remove_weights_answer")
-            assert list(answer.removed) == [str(root / "old")]
-            assert answer.freed_bytes == 4096
-            assert [kept.path for kept in answer.kept] == [str(outside)]
-            await stream.wait("heartbeat", lambda beat: beat.HasField("weights") and not beat.weights.weights)
-    assert kept == outside.read_bytes()
+    """The node checks each path that the leader proposes."""
+    root, shared = agent_folder / "weights", agent_folder / "shared"
+    for name in ("old", "used"):
+        (root / name).mkdir(parents=True)
+        (root / name / "f").write_bytes(b"z" * 4096)
+    shared.mkdir()
+    for path in (agent_folder / "outside", shared / "theirs"):
+        path.write_bytes(b"not to be removed")
+    (root / "link").symlink_to(agent_folder / "outside")
+    kept = {
+        str(agent_folder / "outside"): "lies below none of this node's weight folders",
+        str(shared / "theirs"): "a folder that others use too",
+        str(root / "link"): "it is a link",
+        str(root / "used"): "a shard uses",
+        f"{root}/old/../used": "it has . or .. in it",
+        str(root): "a weight folder itself",
+    }
+    roots = [{"path": str(root)}, {"path": str(shared), "shared": True}]
+    async with (
+        leader(loopback_net.host(1)) as lead,
+        agent(write_config(agent_folder, "gpu-1", lead.address, weight_roots=roots)),
+    ):
+        stream = await lead.stream()
+        await started(stream, order(weights=str(root / "used")))
+        stream.send(remove_weights=pb.RemoveWeights(request_id="r", paths=[str(root / "old"), *kept]))
+        answer = await stream.wait("remove_weights_answer")
+        assert list(answer.removed) == [str(root / "old")]
+        assert answer.freed_bytes == 4096
+        assert [one.path for one in answer.kept] == list(kept)
+        for one in answer.kept:
+            assert kept[one.path] in one.reason
+        left = [str(root / "used"), str(shared / "theirs")]
+        await stream.wait("heartbeat", lambda beat: [w.path for w in beat.weights.weights] == left)
+    assert (agent_folder / "outside").read_bytes() == (shared / "theirs").read_bytes()
+    assert (root / "used" / "f").exists()
 
 
 async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(
@@ -304,9 +322,13 @@ async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(
             assert "tiny" in stream.register.installable_engines
             wanted = [pb.EngineWant(engine="tiny", version="1.5"), pb.EngineWant(engine="none", version="1")]
             stream.send(provision=pb.Provision(engines=wanted))
-            beat = await stream.wait("heartbeat", lambda beat: beat.engines.versions.get("tiny") == "1.5")
-            states = {entry.engine: entry.state for entry in beat.provision.engines}
-            assert states["none"] == "unsupported" or not states
+            await stream.wait("heartbeat", lambda beat: beat.engines.versions.get("tiny") == "1.5")
+            reached = {"tiny": "installed", "none": "unsupported"}
+
+            def told(beat: pb.Heartbeat) -> bool:
+                return {entry.engine: entry.state for entry in beat.provision.engines} == reached
+
+            await stream.wait("heartbeat", told)
             start = order(shard_id="t-0-0")
             start.engine, start.health_path = "tiny", ""
             start.arguments[:] = ["--port", "{port}"]

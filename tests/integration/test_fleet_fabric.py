@@ -17,13 +17,13 @@ import pytest_asyncio
 import structlog
 from akv.v1 import agent_pb2 as pb
 
-from controlplane.fleet.forwarding import insecure_channel
+from controlplane.base.pki import Role
 from tests.support import perftest
 from tests.support.addresses import LoopbackNet
 from tests.support.agents import agent, write_config
 from tests.support.cli import Outcome, run_cli
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import FAST, FleetHost, SimAgent, leading
+from tests.support.fleet import FAST, FleetHost, leading
 from tests.support.sysfs import infiniband
 from tests.support.waiting import eventually
 
@@ -53,7 +53,9 @@ class Scene:
         await eventually(lambda: name in nodes and nodes[name].facts is not None, f"{name} is known", 30)
 
     async def cli(self, *arguments: str) -> Outcome:
-        return await asyncio.to_thread(run_cli, "--host", self.host.api, *arguments)
+        files = self.host.authority.once(Role.ADMIN, "olga")
+        shown = ("--ca", str(files.ca), "--cert", str(files.certificate), "--key", str(files.key))
+        return await asyncio.to_thread(run_cli, "--host", self.host.api, *shown, *arguments)
 
     async def document(self, *arguments: str) -> tuple[dict[str, Any], Outcome]:
         outcome = await self.cli("--output", "json", *arguments)
@@ -154,8 +156,7 @@ async def test_without_adapters_the_network_is_tested_over_tcp(scene: Scene) -> 
 
 async def test_an_agent_that_can_not_test_is_refused_before_the_other_is_asked(scene: Scene) -> None:
     await scene.node("gpu-1", 1, two_rails)
-    old = SimAgent("gpu-2", insecure_channel(scene.host.api), features=("logs",))
-    async with old:
+    async with scene.host.agent("gpu-2", features=("logs",)) as old:
         await old.connect()
         await old.hear("ack")
         outcome = await scene.cli("fabric-test", "gpu-2", "gpu-1")
@@ -239,9 +240,8 @@ async def test_weights_are_shown_removed_or_kept_and_a_node_is_forgotten(scene: 
 
 
 async def test_a_fabric_that_is_no_more_is_forgotten(scene: Scene) -> None:
-    agent = SimAgent("gpu-1", insecure_channel(scene.host.api))
     port = pb.IbPort(hca="m", port=1, state="ACTIVE", link_layer="InfiniBand", sm_guid="aa")
-    async with agent:
+    async with scene.host.agent() as agent:
 
         async def answer(message: pb.LeaderMessage) -> None:
             if message.HasField("fabric_scan_request"):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
@@ -16,21 +13,11 @@ from controlplane.base.pki import Role
 from controlplane.fleet import setbacks
 from controlplane.fleet.liveness import Limits, NodeState
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import SECONDS, FleetHost, RunningAgent, SimAgent, leading, secure_channel
-from tests.support.fleet_scene import agent_of, apply, model, new_leader, quick_planning, until
-from tests.support.pki import TestAuthority
+from tests.support.fleet import SECONDS, FleetHost, RunningAgent
+from tests.support.fleet_scene import agent_of, apply, model, new_leader, until
 from tests.support.waiting import eventually
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_planning(monkeypatch)
-
-
-@pytest_asyncio.fixture
-async def host(etcd: EtcdCluster) -> AsyncIterator[FleetHost]:
-    async with leading(etcd) as leader:
-        yield leader
+pytestmark = pytest.mark.usefixtures("quick_planning")
 
 
 async def test_what_keeps_failing_on_one_node_runs_on_another_and_the_next_leader_knows(
@@ -153,32 +140,28 @@ async def test_a_new_leader_acts_after_its_grace_when_a_node_does_not_come(
             await other.stop()
 
 
-async def test_a_standby_hands_calls_to_the_leader_over_tls(tmp_path: Path, etcd: EtcdCluster) -> None:
-    authority = TestAuthority(tmp_path)
-    leader = FleetHost("host-1", authority.issue(Role.HOST, "host-1"))
-    standby = FleetHost("host-2", authority.issue(Role.HOST, "host-2"))
+async def test_a_standby_hands_calls_to_the_leader_over_tls(etcd: EtcdCluster) -> None:
+    leader, standby = FleetHost("host-1"), FleetHost("host-2")
     await leader.start()
     await standby.start()
-    admin = authority.issue(Role.ADMIN, "olga")
-    node = authority.issue(Role.AGENT, "gpu-1")
     try:
-        async with standby.operator(admin) as stub:
+        async with standby.operator() as stub:
             with pytest.raises(grpc.aio.AioRpcError, match="no host leads"):
                 await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=SECONDS)
         await leader.lead(etcd.endpoints[0])
         standby.follow(leader)
         await eventually(standby.knows_leader, "it knows who leads")
-        async with SimAgent("gpu-1", secure_channel(leader.api, node)) as agent:
+        async with leader.agent() as agent:
             await agent.connect()
             await agent.hear("ack")
-            async with standby.operator(admin) as stub:
+            async with standby.operator() as stub:
                 answer = await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=SECONDS)
                 assert (answer.leader, [n.node_id for n in answer.nodes]) == ("host-1", ["gpu-1"])
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.GetNode(fleet_pb2.GetNodeRequest(node_id="x"), timeout=SECONDS)
                 assert caught.value.code() is grpc.StatusCode.NOT_FOUND
                 assert dict(caught.value.trailing_metadata() or ())["awide-host"] == "host-1"
-            async with leader.operator(node) as stub:
+            async with leader.operator(Role.AGENT, "gpu-1") as stub:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=SECONDS)
                 assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -188,7 +171,7 @@ async def test_a_standby_hands_calls_to_the_leader_over_tls(tmp_path: Path, etcd
 
 
 async def test_two_hosts_that_take_each_other_for_the_leader_do_not_pass_calls_to_and_fro() -> None:
-    one, two = FleetHost("host-1", insecure=True), FleetHost("host-2", insecure=True)
+    one, two = FleetHost("host-1"), FleetHost("host-2")
     await one.start()
     await two.start()
     try:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
 from controlplane.base.request_errors import InvalidRequest, NotFound, RequestError, TookTooLong, Unavailable
 from controlplane.fleet import requests
-from controlplane.fleet.forwarding import insecure_channel
-from tests.support.etcd import EtcdCluster
-from tests.support.fleet import SECONDS, FleetHost, SimAgent, leading
+from tests.support.fleet import SECONDS, FleetHost, SimAgent
 from tests.support.waiting import eventually
 
 
-@pytest_asyncio.fixture
-async def host(etcd: EtcdCluster) -> AsyncIterator[FleetHost]:
-    async with leading(etcd) as leader:
-        yield leader
-
-
 async def connected(host: FleetHost, node: str = "gpu-1", **fields: Any) -> SimAgent:
-    agent = SimAgent(node, insecure_channel(host.api), **fields)
+    agent = host.agent(node, **fields)
     await agent.connect()
     await agent.hear("ack")
     return agent
@@ -116,14 +107,52 @@ async def test_a_node_that_does_not_answer_costs_its_deadline_and_leaves_nothing
         await eventually(lambda: node.facts is not None and node.facts.load is not None, "it goes on")
 
 
-async def test_a_question_that_is_given_up_leaves_nothing(host: FleetHost) -> None:
-    async with await connected(host) as agent:
-        task = asyncio.create_task(host.term.requests.logs("gpu-1", "agent", 1, ""))
+@pytest.mark.parametrize("how", ["the node goes", "the node comes anew", "another host leads"])
+async def test_a_question_ends_with_the_stream_on_which_it_was_asked(host: FleetHost, how: str) -> None:
+    """Each kind of question, none of which would otherwise end within the test's time."""
+    asked: dict[str, Callable[[Any], Any]] = {
+        "logs_request": lambda stub: stub.GetLogs(fleet_pb2.GetLogsRequest(node_id="gpu-1")),
+        "fabric_scan_request": lambda stub: stub.ScanFabric(
+            fleet_pb2.ScanFabricRequest(node_id="gpu-1", hca="mlx5_0", port=1)
+        ),
+        "fabric_test_request": lambda stub: stub.TestRail(
+            fleet_pb2.TestRailRequest(client_node="gpu-2", server_node="gpu-1", seconds=5)
+        ),
+        "remove_weights": lambda stub: stub.RemoveNodeWeights(
+            fleet_pb2.RemoveNodeWeightsRequest(node_id="gpu-1", paths=["/w"])
+        ),
+    }
+    async with await connected(host) as agent, await connected(host, "gpu-2"), host.operator() as stub:
+        calls = [ask(stub) for ask in asked.values()]
+        for kind in asked:
+            await agent.hear(kind)
+        requests = host.term.requests
+        assert len(requests) == len(calls)
+        if how == "the node goes":
+            await agent.drop()
+        elif how == "the node comes anew":
+            async with await connected(host, sequence=agent.sequence):
+                await answers_are_in(calls)
+        else:
+            await host.resign()
+        await answers_are_in(calls)
+        assert len(requests) == 0
+
+
+async def answers_are_in(calls: list[Any]) -> None:
+    """All are told that it can't be answered any more."""
+    for call in calls:
+        assert await asyncio.wait_for(call.code(), SECONDS) is grpc.StatusCode.UNAVAILABLE
+        assert "node gpu-1: its stream ended before it answered" in await call.details()
+
+
+async def test_a_caller_that_gives_up_leaves_nothing(host: FleetHost) -> None:
+    async with await connected(host) as agent, host.operator() as stub:
+        call = stub.GetLogs(fleet_pb2.GetLogsRequest(node_id="gpu-1"))
         await agent.hear("logs_request")
         assert len(host.term.requests) == 1
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert len(host.term.requests) == 0
+        call.cancel()
+        await eventually(lambda: len(host.term.requests) == 0, "it is forgotten", SECONDS)
 
 
 async def test_a_node_can_not_answer_for_another(host: FleetHost) -> None:

@@ -3,64 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 from akv.v1 import agent_pb2 as pb
 
-from controlplane.base.pki import Role
 from controlplane.base.request_errors import Overrun, Unavailable
 from controlplane.fleet import stream
-from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import NodeState
 from controlplane.store.fleet_records import EngineWanted
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import SECONDS, FleetHost, SimAgent, secure_channel
-from tests.support.fleet_scene import SecureScene, ending, secure_scene
+from tests.support.fleet import SECONDS, FleetHost, SimAgent, leading
+from tests.support.fleet_scene import ending
+from tests.support.manual_clock import ManualClock
 from tests.support.waiting import eventually
 
 
-@pytest_asyncio.fixture
-async def scene(tmp_path: Path, etcd: EtcdCluster) -> AsyncIterator[SecureScene]:
-    async with secure_scene(tmp_path, etcd) as made:
-        yield made
-
-
-async def test_an_agent_registers_and_is_acknowledged(scene: SecureScene) -> None:
-    async with scene.agent(gpus=2) as agent:
+async def test_an_agent_registers_and_is_acknowledged(host: FleetHost) -> None:
+    async with host.agent(gpus=2) as agent:
         await agent.connect()
         ack = await agent.hear("ack")
         assert (ack.leader, ack.heartbeat_seconds) == ("host-1", 5.0)
-        assert scene.host.term.inventory.nodes["gpu-1"].state is NodeState.READY
+        assert host.term.inventory.nodes["gpu-1"].state is NodeState.READY
         assert agent.of_kind("provision") == []
 
 
-async def test_a_standby_refuses_before_anything_is_said_and_names_the_leader(scene: SecureScene) -> None:
-    standby = FleetHost("host-2", scene.authority.issue(Role.HOST, "host-2"))
+async def test_a_standby_refuses_before_anything_is_said_and_names_the_leader(host: FleetHost) -> None:
+    standby = FleetHost("host-2")
     await standby.start()
-    standby.follow(scene.host)
+    standby.follow(host)
     await eventually(standby.knows_leader, "the standby knows who leads")
-    files = scene.authority.issue(Role.AGENT, "gpu-1")
     try:
-        async with SimAgent("gpu-1", secure_channel(standby.api, files)) as agent:
+        async with standby.agent() as agent:
             agent.open()
             code, words = await ending(agent)
             assert code is grpc.StatusCode.UNAVAILABLE
-            assert scene.host.api in words
-            assert await agent.leader_hint() == scene.host.api
+            assert host.api in words
+            assert await agent.leader_hint() == host.api
     finally:
         await standby.stop()
 
 
-async def test_a_host_that_knows_no_leader_says_so(tmp_path: Path) -> None:
-    host = FleetHost("host-1", insecure=True)
+async def test_a_host_that_knows_no_leader_says_so() -> None:
+    host = FleetHost("host-1")
     await host.start()
     try:
-        async with SimAgent("gpu-1", insecure_channel(host.api)) as agent:
+        async with host.agent() as agent:
             agent.open()
             code, words = await ending(agent)
             assert code is grpc.StatusCode.UNAVAILABLE
@@ -85,19 +74,19 @@ async def test_a_host_that_knows_no_leader_says_so(tmp_path: Path) -> None:
     ],
 )
 async def test_a_wrong_first_message_is_an_invalid_argument(
-    scene: SecureScene, first: dict[str, object], why: str
+    host: FleetHost, first: dict[str, object], why: str
 ) -> None:
-    async with scene.agent() as agent:
+    async with host.agent() as agent:
         agent.open()
         await agent.say(**first)  # type: ignore[arg-type]
         code, words = await ending(agent)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert why in words
-        assert "gpu-1" not in scene.host.term.inventory.nodes
+        assert "gpu-1" not in host.term.inventory.nodes
 
 
-async def test_a_stream_that_ends_before_it_says_anything_is_an_invalid_argument(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_a_stream_that_ends_before_it_says_anything_is_an_invalid_argument(host: FleetHost) -> None:
+    async with host.agent() as agent:
         agent.open()
         await agent.call.done_writing()
         code, words = await ending(agent)
@@ -105,10 +94,10 @@ async def test_a_stream_that_ends_before_it_says_anything_is_an_invalid_argument
         assert "no opening message" in words
 
 
-async def test_provision_follows_the_ack_with_what_the_node_can_install(scene: SecureScene) -> None:
+async def test_provision_follows_the_ack_with_what_the_node_can_install(host: FleetHost) -> None:
     engines = (EngineWanted("llamacpp", "b1"), EngineWanted("vllm", "0.11", "cuda"))
-    await scene.host.term.ledger.put_engines(engines)
-    async with scene.agent("old") as old, scene.agent("new") as new:
+    await host.term.ledger.put_engines(engines)
+    async with host.agent("old") as old, host.agent("new") as new:
         await old.connect()
         await new.connect(installable_engines=["vllm", "sglang"])
         assert [e.engine for e in (await old.hear("provision")).engines] == ["llamacpp"]
@@ -118,8 +107,8 @@ async def test_provision_follows_the_ack_with_what_the_node_can_install(scene: S
             assert [m.WhichOneof("message") for m in agent.heard] == ["ack", "provision"]
 
 
-async def test_an_unclaimed_shard_is_told_to_stop(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_an_unclaimed_shard_is_told_to_stop(host: FleetHost) -> None:
+    async with host.agent() as agent:
         stray = pb.RunningShard(shard_id="x-0-0", generation=3, state=pb.SHARD_STATE_RUNNING)
         await agent.connect(running_shards=[stray])
         stop = await agent.hear("stop_shard")
@@ -128,9 +117,9 @@ async def test_an_unclaimed_shard_is_told_to_stop(scene: SecureScene) -> None:
 
 
 async def test_a_reconnect_replaces_the_stream_and_the_old_ones_end_leaves_the_new(
-    scene: SecureScene,
+    host: FleetHost,
 ) -> None:
-    async with scene.agent() as old, scene.agent() as new:
+    async with host.agent() as old, host.agent() as new:
         await old.connect()
         await old.hear("ack")
         new.sequence = old.sequence
@@ -139,15 +128,15 @@ async def test_a_reconnect_replaces_the_stream_and_the_old_ones_end_leaves_the_n
         code, words = await ending(old)
         assert code is grpc.StatusCode.ABORTED
         assert "newer stream" in words
-        connections = scene.host.term.connections
+        connections = host.term.connections
         assert connections.nodes() == ["gpu-1"]
         connections.send("gpu-1", pb.LeaderMessage(stop_shard=pb.StopShard(shard_id="a")))
         assert (await new.hear("stop_shard")).shard_id == "a"
 
 
-async def test_losing_a_stream_is_not_losing_a_node(scene: SecureScene) -> None:
-    term = scene.host.term
-    async with scene.agent() as agent:
+async def test_losing_a_stream_is_not_losing_a_node(host: FleetHost) -> None:
+    term = host.term
+    async with host.agent() as agent:
         await agent.connect()
         await agent.hear("ack")
         await agent.drop()
@@ -155,8 +144,8 @@ async def test_losing_a_stream_is_not_losing_a_node(scene: SecureScene) -> None:
         assert term.inventory.nodes["gpu-1"].state is NodeState.READY
 
 
-async def test_of_two_agents_with_one_name_the_newer_stays(scene: SecureScene) -> None:
-    async with scene.agent(incarnation=5) as newer, scene.agent(incarnation=4) as older:
+async def test_of_two_agents_with_one_name_the_newer_stays(host: FleetHost) -> None:
+    async with host.agent(incarnation=5) as newer, host.agent(incarnation=4) as older:
         await newer.connect()
         await newer.hear("ack")
         await older.connect()
@@ -167,8 +156,8 @@ async def test_of_two_agents_with_one_name_the_newer_stays(scene: SecureScene) -
         assert not newer.ended.is_set()
 
 
-async def test_the_older_of_two_agents_is_fenced_when_the_newer_comes(scene: SecureScene) -> None:
-    async with scene.agent(incarnation=4) as older, scene.agent(incarnation=5) as newer:
+async def test_the_older_of_two_agents_is_fenced_when_the_newer_comes(host: FleetHost) -> None:
+    async with host.agent(incarnation=4) as older, host.agent(incarnation=5) as newer:
         await older.connect()
         await older.hear("ack")
         await newer.connect()
@@ -176,14 +165,14 @@ async def test_the_older_of_two_agents_is_fenced_when_the_newer_comes(scene: Sec
         await ending(older)
         await older.connect()
         assert (await ending(older))[0] is grpc.StatusCode.ALREADY_EXISTS
-        assert scene.host.term.inventory.nodes["gpu-1"].gate.incarnation == 5
+        assert host.term.inventory.nodes["gpu-1"].gate.incarnation == 5
 
 
-async def test_duplicates_and_stragglers_change_nothing(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_duplicates_and_stragglers_change_nothing(host: FleetHost) -> None:
+    async with host.agent() as agent:
         await agent.connect()
         await agent.hear("ack")
-        node = scene.host.term.inventory.nodes
+        node = host.term.inventory.nodes
         for sequence, memory in ((5, 500), (5, 501), (3, 300), (6, 600), (4, 400)):
             await agent.say(sequence=sequence, heartbeat=pb.Heartbeat(memory_total_bytes=memory))
         agent.sequence = 6
@@ -196,8 +185,8 @@ async def test_duplicates_and_stragglers_change_nothing(scene: SecureScene) -> N
         assert kinds == ["500", "600"]
 
 
-async def test_fields_and_messages_of_a_later_version_are_ignored(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_fields_and_messages_of_a_later_version_are_ignored(host: FleetHost) -> None:
+    async with host.agent() as agent:
         await agent.connect()
         await agent.hear("ack")
         later = pb.AgentMessage(sequence=2, heartbeat=pb.Heartbeat(memory_total_bytes=77))
@@ -208,27 +197,27 @@ async def test_fields_and_messages_of_a_later_version_are_ignored(scene: SecureS
         )
         agent.sequence = 3
         await agent.say(heartbeat=pb.Heartbeat(load=pb.NodeLoad(load1=1)))
-        node = scene.host.term.inventory.nodes["gpu-1"]
+        node = host.term.inventory.nodes["gpu-1"]
         await eventually(lambda: node.facts is not None and node.facts.load is not None, "it goes on")
         assert node.facts is not None
         assert node.facts.memory_total == 77
 
 
-async def test_an_oversized_message_ends_its_own_stream_only(scene: SecureScene) -> None:
-    async with scene.agent("gpu-1") as big, scene.agent("gpu-2") as other:
+async def test_an_oversized_message_ends_its_own_stream_only(host: FleetHost) -> None:
+    async with host.agent("gpu-1") as big, host.agent("gpu-2") as other:
         await big.connect()
         await other.connect()
         await big.hear("ack")
         await big.say(logs_answer=pb.LogsAnswer(request_id="x", lines=["y" * (5 << 20)]))
         code, _ = await ending(big)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await eventually(lambda: scene.host.term.connections.nodes() == ["gpu-2"], "only one is gone")
+        await eventually(lambda: host.term.connections.nodes() == ["gpu-2"], "only one is gone")
         await other.hear("ack")
         assert not other.ended.is_set()
 
 
-async def test_another_node_can_not_register_on_an_open_stream(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_another_node_can_not_register_on_an_open_stream(host: FleetHost) -> None:
+    async with host.agent() as agent:
         await agent.connect()
         await agent.hear("ack")
         await agent.say(register=pb.Register(node_id="gpu-2", incarnation=1))
@@ -237,73 +226,119 @@ async def test_another_node_can_not_register_on_an_open_stream(scene: SecureScen
         assert "gpu-2" in words
 
 
-async def test_a_slow_reader_fills_its_queue_and_nobody_elses_and_loses_its_stream(
-    scene: SecureScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "WRITE_SECONDS", 1.0)
-    async with scene.agent("slow") as slow, scene.agent("quick") as quick:
-        await slow.connect(read=False)
-        await quick.connect()
-        connections = scene.host.term.connections
-        await eventually(lambda: connections.nodes() == ["quick", "slow"], "both are connected")
-        # Larger than what flow control lets through before the agent reads.
-        command = pb.LeaderMessage(start_shard=pb.StartShard(shard_id="a", arguments=["x" * (64 << 10)]))
-        refused = ""
+async def stall(host: FleetHost, agent: SimAgent) -> None:
+    """Send to an agent that does not read until its queue is full."""
+    await agent.connect(read=False)
+    connections = host.term.connections
+    await eventually(lambda: connections.is_open(agent.node_id), "it is connected", SECONDS)
+    # Larger than what flow control lets through before the agent reads.
+    command = pb.LeaderMessage(start_shard=pb.StartShard(shard_id="a", arguments=["x" * (64 << 10)]))
+
+    async def send_on() -> None:
         for _ in range(4000):
-            try:
-                connections.send("slow", command)
-            except Overrun as error:
-                refused = str(error)
-                break
+            connections.send(agent.node_id, command)
             await asyncio.sleep(0)
-        assert refused == "node slow is not keeping up with commands"
-        assert connections.get("slow").outbox.qsize() == 64
+
+    with pytest.raises(Overrun, match=f"^node {agent.node_id} is not keeping up with commands$"):
+        await send_on()
+    assert connections.get(agent.node_id).outbox.qsize() == 64
+
+
+async def give_up(host: FleetHost, clock: ManualClock, node_id: str) -> None:
+    """Let time pass until the leader waits for the node no more."""
+
+    def given_up() -> bool:
+        clock.now += 1
+        host.term.wake.set()
+        return not host.term.connections.is_open(node_id)
+
+    await eventually(given_up, f"the stream of {node_id} is ended", SECONDS)
+
+
+async def test_a_slow_reader_fills_its_queue_and_nobody_elses_and_loses_its_stream(etcd: EtcdCluster) -> None:
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, host.agent("slow") as slow, host.agent("quick") as quick:
+        await quick.connect()
+        await stall(host, slow)
+        connections = host.term.connections
         connections.send("quick", pb.LeaderMessage(stop_shard=pb.StopShard(shard_id="b")))
         assert (await quick.hear("stop_shard")).shard_id == "b"
-        await eventually(lambda: connections.nodes() == ["quick"], "the slow one's stream is ended", SECONDS)
+        await give_up(host, clock, "slow")
         slow.listen()  # what was sent before comes first
         code, words = await ending(slow)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert words == "node slow has read no command for 1 s"
+        assert words == "node slow has read no command for 30 s"
+        assert not quick.ended.is_set()
 
 
-async def test_who_says_nothing_is_not_waited_for(
-    scene: SecureScene, monkeypatch: pytest.MonkeyPatch
+async def test_who_does_not_even_read_the_end_of_its_stream_loses_the_connection(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It answers pings, and its stream's status would wait behind the messages for ever."""
+    monkeypatch.setattr(stream, "END_SECONDS", 0.2)
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, host.agent("deaf") as deaf, host.agent("quick") as quick:
+        await quick.connect()
+        await quick.hear("ack")
+        alone = handlers()
+        await stall(host, deaf)
+        assert handlers() > alone
+        await give_up(host, clock, "deaf")
+        await eventually(lambda: handlers() == alone, "nothing of it is left", SECONDS)
+        deaf.listen()
+        assert (await ending(deaf))[0] is grpc.StatusCode.UNAVAILABLE
+        connections = host.term.connections
+        connections.send("quick", pb.LeaderMessage(stop_shard=pb.StopShard(shard_id="b")))
+        assert (await quick.hear("stop_shard")).shard_id == "b"
+    logged = capsys.readouterr().out
+    for event in ("agent takes no commands", "agent's connection closed, it reads nothing"):
+        assert logged.count(event) == 1
+    assert "node deaf has read no command for 30 s" in logged
+
+
+def handlers() -> int:
+    """Tasks of gRPC's server for streams, and of ours."""
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return sum(
+        name == "rpc_task" or "Connect" in name or name.startswith(("read-", "write-")) for name in names
+    )
+
+
+async def test_who_says_nothing_is_not_waited_for(host: FleetHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "REGISTER_SECONDS", 0.3)
-    async with scene.agent() as agent:
+    async with host.agent() as agent:
         agent.open()
         code, words = await ending(agent)
         assert (code, words) == (grpc.StatusCode.INVALID_ARGUMENT, "no opening message within 0.3 s")
 
 
-async def test_a_command_to_a_node_without_a_stream_is_refused(scene: SecureScene) -> None:
+async def test_a_command_to_a_node_without_a_stream_is_refused(host: FleetHost) -> None:
     with pytest.raises(Unavailable, match="no agent connected: node nowhere"):
-        scene.host.term.connections.send("nowhere", pb.LeaderMessage())
+        host.term.connections.send("nowhere", pb.LeaderMessage())
 
 
-async def test_the_stream_of_a_revoked_name_ends(scene: SecureScene) -> None:
-    async with scene.agent() as agent:
+async def test_the_stream_of_a_revoked_name_ends(host: FleetHost) -> None:
+    async with host.agent() as agent:
         await agent.connect()
         await agent.hear("ack")
-        standing = scene.host.standing
-        scene.host.standing = replace(standing, revoked=frozenset({agent.node_id, "nobody"}))
+        standing = host.standing
+        host.standing = replace(standing, revoked=frozenset({agent.node_id, "nobody"}))
         try:
             code, words = await ending(agent)
         finally:
-            scene.host.standing = standing
+            host.standing = standing
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert "revoked" in words
 
 
-async def test_streams_end_when_the_leadership_does(scene: SecureScene) -> None:
-    other = FleetHost("host-2", scene.authority.issue(Role.HOST, "host-2"))
+async def test_streams_end_when_the_leadership_does(host: FleetHost) -> None:
+    other = FleetHost("host-2")
     await other.start()
     try:
-        async with scene.agent() as agent:
+        async with host.agent() as agent:
             await agent.connect()
             await agent.hear("ack")
-            await scene.host.resign(other)
+            await host.resign(other)
             code, words = await ending(agent)
             assert code is grpc.StatusCode.UNAVAILABLE
             assert other.api in words

@@ -7,10 +7,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 from akv.v1 import agent_pb2, agent_pb2_grpc
+
+from controlplane.base import tls
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.pki import Role
+from tests.support.pki import run_authority
 
 SECONDS = 60.0
 
@@ -129,18 +135,15 @@ class Leader(agent_pb2_grpc.AgentServiceServicer):
 
 @asynccontextmanager
 async def leader(
-    host: str, *, credentials: grpc.ServerCredentials | None = None, port: int = 0, heartbeat: float = 0.2
+    host: str, *, files: CredentialFiles | None = None, port: int = 0, heartbeat: float = 0.2
 ) -> AsyncIterator[Leader]:
-    """A leader that serves at `host`; `address` is where."""
+    """A leader that serves at `host`, with a certificate of the run's CA; `address` is where."""
     servicer = Leader(heartbeat)
     options = (("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 100))
     server = grpc.aio.server(options=options)
     agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
-    bound = (
-        server.add_insecure_port(f"{host}:{port}")
-        if credentials is None
-        else server.add_secure_port(f"{host}:{port}", credentials)
-    )
+    credentials = tls.server_credentials(files or run_authority().once(Role.HOST, "leader"))
+    bound = server.add_secure_port(f"{host}:{port}", credentials)
     await server.start()
     servicer.address = f"{host}:{bound}"
     try:
@@ -149,12 +152,12 @@ async def leader(
         await server.stop(0.2)
 
 
-async def _serve_alone(host: str) -> None:
-    """Serve until killed, as a process of its own that a test can suspend."""
-    async with leader(host) as servicer:
+async def _serve_alone(host: str, folder: Path) -> None:
+    """Serve with the credentials in `folder` until killed, as a process that a test can suspend."""
+    async with leader(host, files=CredentialFiles.in_directory(folder)) as servicer:
         print(f"serving at {servicer.address}", flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve_alone(sys.argv[1]))
+    asyncio.run(_serve_alone(sys.argv[1], Path(sys.argv[2])))

@@ -13,10 +13,22 @@ import yaml
 from controlplane.agent.agent import Agent
 from controlplane.agent.incarnation import AgentState
 from controlplane.agent.settings import load_agent_config
+from controlplane.base.credentials import CredentialFiles
+from controlplane.base.pki import Role
+from tests.support.pki import run_authority
+
+
+def key_paths(files: CredentialFiles) -> dict[str, str]:
+    """Credentials as agent.yaml names them."""
+    return {
+        "cluster_ca": str(files.ca),
+        "cluster_cert": str(files.certificate),
+        "cluster_key": str(files.key),
+    }
 
 
 def write_config(folder: Path, node_id: str, hosts: str, **keys: Any) -> Path:
-    """An agent.yaml in `folder`, with every path of the agent below it."""
+    """An agent.yaml in `folder`, with every path of the agent below it, and a certificate of the run's CA."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "node_id": node_id,
@@ -28,7 +40,7 @@ def write_config(folder: Path, node_id: str, hosts: str, **keys: Any) -> Path:
         **keys,
     }
     if "cluster_cert" not in keys:
-        document["cluster_security"] = "insecure-loopback"
+        document.update(key_paths(run_authority().once(Role.AGENT, node_id)))
     path = folder / "agent.yaml"
     path.write_text(yaml.safe_dump(document))
     return path

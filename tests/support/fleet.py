@@ -15,6 +15,7 @@ from akv.v1 import agent_pb2_grpc, fleet_pb2_grpc
 
 from controlplane.base import tls
 from controlplane.base.credentials import CredentialFiles
+from controlplane.base.pki import Role
 from controlplane.fleet.fleet import Fleet
 from controlplane.fleet.forwarding import insecure_channel
 from controlplane.fleet.liveness import Limits
@@ -23,6 +24,7 @@ from controlplane.store.client import EtcdClient
 from controlplane.store.election import Standing, campaign
 from controlplane.store.lease import Lease
 from tests.support.etcd import EtcdCluster
+from tests.support.pki import TestAuthority, run_authority
 from tests.support.waiting import eventually
 
 SECONDS = 60.0
@@ -31,18 +33,29 @@ FEATURES = ("logs", "logs-follow", "fabric-scan", "fabric-test", "remove-weights
 
 
 class FleetHost:
-    """One host that serves the fleet; the test says how it stands in the election."""
+    """One host that serves the fleet; the test says how it stands in the election.
+
+    It has a certificate of `authority`, which is the run's own where none is named, and so has whoever calls
+    it; a `plaintext` one serves without TLS, and an `insecure` one also believes what such callers say.
+    """
 
     def __init__(
-        self, name: str, files: CredentialFiles | None = None, *, insecure: bool = False, **fleet: Any
+        self,
+        name: str,
+        authority: TestAuthority | None = None,
+        *,
+        plaintext: bool = False,
+        insecure: bool = False,
+        **fleet: Any,
     ) -> None:
         self.name = name
-        self.files = files
+        self.authority = authority or run_authority()
+        self._tls = not (plaintext or insecure)
         self.standing = Standing()
         self.fleet = Fleet(
             name,
             require_identity=not insecure,
-            channel=insecure_channel if files is None else self._secure_channel,
+            channel=lambda target: self._channel_to(target, Role.HOST, name),
             look_seconds=0.02,
             **fleet,
         )
@@ -60,10 +73,11 @@ class FleetHost:
     async def start(self, address: str = "127.0.0.1") -> None:
         for register in self.fleet.registrations:
             register(self._server)
-        if self.files is None:
-            port = self._server.add_insecure_port(f"{address}:0")
+        if self._tls:
+            files = self.authority.once(Role.HOST, self.name)
+            port = self._server.add_secure_port(f"{address}:0", tls.server_credentials(files))
         else:
-            port = self._server.add_secure_port(f"{address}:0", tls.server_credentials(self.files))
+            port = self._server.add_insecure_port(f"{address}:0")
         self.api = f"{address}:{port}"
         await self._server.start()
         self._task = asyncio.create_task(self.fleet.run(lambda: self.standing))
@@ -102,35 +116,42 @@ class FleetHost:
         if self._client is not None:
             await self._client.close()
 
+    def channel(self, role: Role, name: str) -> grpc.aio.Channel:
+        """A connection to it, with a certificate of that role and name."""
+        return self._channel_to(self.api, role, name)
+
+    def agent(self, node: str = "gpu-1", **fields: Any) -> SimAgent:
+        """An agent of that node, with its certificate."""
+        return SimAgent(node, self.channel(Role.AGENT, node), **fields)
+
     @contextlib.asynccontextmanager
-    async def operator(self, files: CredentialFiles | None = None) -> AsyncIterator[Any]:
+    async def operator(self, role: Role = Role.ADMIN, name: str = "olga") -> AsyncIterator[Any]:
         """A stub of FleetService at this host."""
-        channel = insecure_channel(self.api) if files is None else secure_channel(self.api, files)
-        async with channel:
+        async with self.channel(role, name) as channel:
             yield fleet_pb2_grpc.FleetServiceStub(channel)
 
-    def _secure_channel(self, target: str) -> grpc.aio.Channel:
-        assert self.files is not None
-        return secure_channel(target, self.files)
+    def _channel_to(self, target: str, role: Role, name: str) -> grpc.aio.Channel:
+        if not self._tls:
+            return insecure_channel(target)
+        return secure_channel(target, self.authority.once(role, name))
 
 
 @contextlib.asynccontextmanager
-async def leading(etcd: EtcdCluster, **fleet: Any) -> AsyncIterator[FleetHost]:
-    """A host that leads the fleet over this etcd, in the insecure mode."""
-    host = FleetHost("host-1", insecure=True, **fleet)
-    await host.start()
-    await host.lead(etcd.endpoints[0])
+async def leading(etcd: EtcdCluster, **host: Any) -> AsyncIterator[FleetHost]:
+    """A host that leads the fleet over this etcd; `host` are FleetHost's arguments."""
+    made = FleetHost("host-1", **host)
+    await made.start()
+    await made.lead(etcd.endpoints[0])
     try:
-        yield host
+        yield made
     finally:
-        await host.stop()
+        await made.stop()
 
 
 def secure_channel(target: str, files: CredentialFiles) -> grpc.aio.Channel:
     """A channel with these credentials."""
-    return grpc.aio.secure_channel(
-        target, tls.channel_credentials(files.load()), options=list(tls.TLS_OPTIONS)
-    )
+    options = [*tls.TLS_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.secure_channel(target, tls.channel_credentials(files.load()), options=options)
 
 
 @dataclass

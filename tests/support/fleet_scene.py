@@ -1,12 +1,8 @@
-"""The fleet's scenes: a leader with certificates, and what an operator and nodes do on any leader."""
+"""The fleet's scenes: what an operator and nodes do on a leader, and what comes of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,36 +12,11 @@ from akv.v1 import fleet_pb2
 
 from controlplane.base.pki import Role
 from controlplane.fleet import life, reconciler
-from controlplane.fleet.forwarding import insecure_channel
 from tests.support.etcd import EtcdCluster
-from tests.support.fleet import SECONDS, FleetHost, RunningAgent, SimAgent, secure_channel
-from tests.support.pki import TestAuthority
+from tests.support.fleet import SECONDS, FleetHost, RunningAgent, SimAgent
 from tests.support.waiting import eventually
 
 QUICK_RETRY = 0.3
-
-
-@dataclass
-class SecureScene:
-    """A leader with mutual TLS, and the authority behind it."""
-
-    host: FleetHost
-    authority: TestAuthority
-
-    def agent(self, node: str = "gpu-1", **fields: object) -> SimAgent:
-        files = self.authority.issue(Role.AGENT, node)
-        return SimAgent(node, secure_channel(self.host.api, files), **fields)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def secure_scene(folder: Path, etcd: EtcdCluster) -> AsyncIterator[SecureScene]:
-    """A leader over this etcd that believes certificates alone."""
-    authority = TestAuthority(folder)
-    host = FleetHost("host-1", authority.issue(Role.HOST, "host-1"))
-    await host.start()
-    await host.lead(etcd.endpoints[0])
-    yield SecureScene(host, authority)
-    await host.stop()
 
 
 async def ending(agent: SimAgent) -> tuple[grpc.StatusCode, str]:
@@ -54,7 +25,7 @@ async def ending(agent: SimAgent) -> tuple[grpc.StatusCode, str]:
     return await agent.status()
 
 
-def quick_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+def plan_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarts after fractions of a second; how the delay grows is tested where it is computed.
 
     And no plan is made for want of something better to do: whatever happens has to ask for its own.
@@ -65,7 +36,7 @@ def quick_planning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent_of(host: FleetHost, node: str = "gpu-1", **fields: Any) -> RunningAgent:
-    return RunningAgent(node, insecure_channel(host.api), **{"gpus": 2, **fields})
+    return RunningAgent(node, host.channel(Role.AGENT, node), **{"gpus": 2, **fields})
 
 
 def model(name: str = "m", replicas: int = 1, **profile: Any) -> fleet_pb2.Model:
@@ -105,7 +76,7 @@ async def until(
 
 async def new_leader(host: FleetHost, etcd: EtcdCluster, name: str = "host-2", **fields: Any) -> FleetHost:
     """Another host that leads after this one."""
-    other = FleetHost(name, insecure=True, **fields)
+    other = FleetHost(name, host.authority, **fields)
     await other.start()
     await host.resign(other)
     await other.lead(etcd.endpoints[0])

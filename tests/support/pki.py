@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +30,14 @@ class TestAuthority:
     authority: pki.Authority = field(
         default_factory=lambda: pki.create_authority("test", "00000000-0000-4000-8000-000000000000", _now())
     )
+
+    _issued: dict[tuple[pki.Role, str], CredentialFiles] = field(default_factory=dict)
+
+    def once(self, role: pki.Role, name: str) -> CredentialFiles:
+        """Credentials of an identity, issued when they are first asked for."""
+        if (role, name) not in self._issued:
+            self._issued[role, name] = self.issue(role, name)
+        return self._issued[role, name]
 
     def issue(
         self,
@@ -68,6 +80,14 @@ class TestAuthority:
             .add_extension(x509.SubjectAlternativeName([uri]), critical=not common_name)
         )
         return pki.to_pem(builder.sign(self.authority.key, hashes.SHA256()))
+
+
+@functools.cache
+def run_authority() -> TestAuthority:
+    """The CA of this test run, for tests that need certificates and are about something else."""
+    folder = tempfile.mkdtemp(prefix="akv-pki-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return TestAuthority(Path(folder))
 
 
 def _now() -> datetime:

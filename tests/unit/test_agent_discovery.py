@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
@@ -20,6 +19,7 @@ from controlplane.agent.discovery.infiniband import fabrics_of, read_ports, roce
 from controlplane.agent.discovery.subnet import add_subnet_manager, parse_sminfo
 from controlplane.agent.discovery.verbs import Verbs, adapter_problems
 from controlplane.agent.fabric.perftest import TableError, parse_bandwidth
+from tests.support.nvml import Driver, card
 from tests.support.sysfs import infiniband, lay
 
 DATA = Path(__file__).parents[1] / "data" / "agent"
@@ -147,61 +147,6 @@ def test_adapters_that_can_be_seen_but_not_opened() -> None:
         "adapter mlx5_1 can't be opened: Permission denied"
     ]
     assert adapter_problems(None, ["mlx5_0"]) == []
-
-
-class Driver:
-    """Answers as NVML does, through its Python module's names; `cards` are what it has."""
-
-    def __init__(self, *cards: dict[str, Any]) -> None:
-        self.cards = list(cards)
-        self.dead = False
-        self.opened = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("NVML", "c_nvml")):
-            return getattr(pynvml, name)
-        return lambda *arguments: self._answer(name, *arguments)
-
-    def nvmlInit(self) -> None:
-        self.opened += 1
-        if self.dead:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-
-    def nvmlDeviceGetGpuFabricInfoV(self, card: dict[str, Any], info: Any) -> None:
-        fabric = card.get("fabric")
-        if fabric is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        for name, value in fabric.items():
-            setattr(info, name, value)
-
-    def _answer(self, name: str, *arguments: Any) -> Any:
-        if self.dead:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
-        common = {
-            "nvmlDeviceGetCount": lambda: len(self.cards),
-            "nvmlSystemGetDriverVersion": lambda: "570.86",
-            "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index],
-            "nvmlShutdown": lambda: None,
-        }
-        if name in common:
-            return common[name](*arguments)  # type: ignore[operator]
-        found = arguments[0].get(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
-        if isinstance(found, int) and name != "nvmlDeviceGetTotalEccErrors":
-            raise pynvml.NVMLError(found)
-        return found
-
-
-def card(number: int, **more: Any) -> dict[str, Any]:
-    return {
-        "nvmlDeviceGetUUID": f"GPU-{number}",
-        "nvmlDeviceGetName": b"NVIDIA H100",
-        "nvmlDeviceGetPciInfo": SimpleNamespace(busId=f"00000000:{number:02X}:00.0"),
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, used=number << 30),
-        "nvmlDeviceGetTotalEccErrors": 0,
-        "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
-        "nvmlDeviceGetComputeRunningProcesses": [],
-        **more,
-    }
 
 
 def test_gpus_by_the_driver(tmp_path: Path) -> None:

@@ -9,21 +9,12 @@ from controlplane.fleet.gate import Gate, Verdict
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.liveness import Limits, NodeState, judge
 from controlplane.model.catalogue import NodeRecord
+from tests.support.manual_clock import ManualClock
 
 LIMITS = Limits(heartbeat=5, suspect=15, lost=120, grace=60)
 
 
-class Time:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def inventory(clock: Time) -> Inventory:
+def inventory(clock: ManualClock) -> Inventory:
     return Inventory(LIMITS, clock=clock, wall=lambda: 1.7e9)
 
 
@@ -47,7 +38,7 @@ def test_silence_expires_in_two_stages(heard: float | None, now: float, state: N
 
 
 def test_a_silent_node_is_suspect_then_lost_and_ready_again_when_heard() -> None:
-    clock = Time()
+    clock = ManualClock()
     nodes = inventory(clock)
     nodes.register(register(), 1)
     node = nodes.nodes["gpu-1"]
@@ -71,7 +62,7 @@ def test_a_silent_node_is_suspect_then_lost_and_ready_again_when_heard() -> None
 
 
 def test_a_heartbeat_keeps_a_node_ready() -> None:
-    clock = Time()
+    clock = ManualClock()
     nodes = inventory(clock)
     nodes.register(register(), 1)
     for _ in range(20):
@@ -82,7 +73,7 @@ def test_a_heartbeat_keeps_a_node_ready() -> None:
 
 
 def test_a_wall_clock_that_jumps_makes_no_node_lost_and_none_ready() -> None:
-    clock, wall = Time(), Time()
+    clock, wall = ManualClock(), ManualClock()
     nodes = Inventory(LIMITS, clock=clock, wall=wall)
     nodes.register(register(), 1)
     for jump in (1e9, -2e9):
@@ -96,7 +87,7 @@ def test_a_wall_clock_that_jumps_makes_no_node_lost_and_none_ready() -> None:
 
 
 def test_a_new_leader_awaits_whom_it_must_know_until_they_come_or_grace_ends() -> None:
-    clock = Time()
+    clock = ManualClock()
     nodes = inventory(clock)
     nodes.expect([NodeRecord("a", 1), NodeRecord("b", 1), NodeRecord("old", 1, lost=True)])
     assert nodes.awaited() == ["a", "b"]
@@ -114,21 +105,21 @@ def test_a_new_leader_awaits_whom_it_must_know_until_they_come_or_grace_ends() -
 
 
 def test_nobody_is_awaited_once_all_have_registered() -> None:
-    nodes = inventory(Time())
+    nodes = inventory(ManualClock())
     nodes.expect([NodeRecord("a", 1)])
     nodes.register(register("a"), 1)
     assert nodes.awaited() == []
 
 
 def test_draining_outlives_a_leader() -> None:
-    nodes = inventory(Time())
+    nodes = inventory(ManualClock())
     nodes.expect([NodeRecord("a", 3, draining=True)])
     nodes.register(register("a"), 1)
     assert nodes.nodes["a"].record == NodeRecord("a", 7, draining=True)
 
 
 def test_an_older_incarnation_is_fenced_even_by_a_new_leader() -> None:
-    nodes = inventory(Time())
+    nodes = inventory(ManualClock())
     nodes.expect([NodeRecord("gpu-1", 8)])
     assert nodes.register(register(incarnation=7), 1) is Verdict.STALE
     assert nodes.nodes["gpu-1"].facts is None
@@ -136,7 +127,7 @@ def test_an_older_incarnation_is_fenced_even_by_a_new_leader() -> None:
 
 
 def test_an_older_incarnation_may_return_once_the_newer_is_lost() -> None:
-    clock = Time()
+    clock = ManualClock()
     nodes = inventory(clock)
     nodes.register(register(incarnation=9), 1)
     assert nodes.register(register(incarnation=2), 1) is Verdict.STALE
@@ -161,14 +152,14 @@ def test_the_gate_drops_duplicates_stragglers_and_other_incarnations() -> None:
 
 
 def test_a_heartbeat_for_a_node_that_never_registered_is_ignored() -> None:
-    nodes = inventory(Time())
+    nodes = inventory(ManualClock())
     nodes.expect([NodeRecord("a", 1)])
     nodes.heartbeat(nodes.nodes["a"], pb.Heartbeat(memory_total_bytes=5))
     assert nodes.nodes["a"].facts is None
 
 
 def test_events_are_bounded() -> None:
-    clock = Time()
+    clock = ManualClock()
     nodes = inventory(clock)
     nodes.register(register(), 1)
     node = nodes.nodes["gpu-1"]

@@ -138,9 +138,9 @@ class Shard:
         """Tell when it serves; should it fall silent after that, end it: that is a failure and no stop."""
         if not self.intent.ready:
             await self._until_ready()
-        if not self.spec.health_path or not self._patience.misses:
-            return
-        if not self.intent.unresponsive:
+        if not self.intent.unresponsive:  # else it was given up already, by an agent that ended before it did
+            if not self.spec.health_path or not self._patience.misses:
+                return
             reason = await watch(self.spec, self._patience)
             log.error("Shard is given up and ended", shard=self.spec.shard_id, reason=reason)
             self.intent = replace(self.intent, unresponsive=reason)

@@ -1,0 +1,107 @@
+"""Nodes that fall silent, come back, and reconnect without end, over real gRPC and a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from akv.v1 import agent_pb2 as pb
+
+from controlplane.fleet.liveness import NodeState
+from tests.support.etcd import EtcdCluster
+from tests.support.fleet import SECONDS, FleetHost, SimAgent, leading
+from tests.support.fleet_scene import agent_of, apply, model, until
+from tests.support.manual_clock import ManualClock
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("quick_planning")
+
+
+async def beat(host: FleetHost, agent: SimAgent) -> None:
+    """A heartbeat that carries nothing, once it was heard."""
+    node = host.term.inventory.nodes[agent.node_id]
+    await agent.say(heartbeat=pb.Heartbeat())
+    await eventually(lambda: node.state is NodeState.READY, f"{agent.node_id} is heard", SECONDS)
+
+
+async def reaches(host: FleetHost, node_id: str, state: NodeState) -> None:
+    node = host.term.inventory.nodes[node_id]
+    host.term.wake.set()
+    await eventually(lambda: node.state is state, f"{node_id} is {state.value}", SECONDS)
+
+
+async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_returns(
+    etcd: EtcdCluster,
+) -> None:
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, agent_of(host, "a") as a, agent_of(host, "b") as b:
+        await a.connect()
+        await apply(host, model())
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="a")
+        await b.connect()
+        await b.hear("ack")
+        await a.drop()
+        clock.now += 15
+        await reaches(host, "a", NodeState.SUSPECT)
+        await beat(host, b)
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="a")
+        clock.now += 105
+        await reaches(host, "a", NodeState.LOST)
+        await beat(host, b)
+        moved = await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="b")
+        await a.connect()
+        stop = await a.hear("stop_shard")
+        assert stop.shard_id == "m-0-0"
+        assert stop.generation != moved.generation
+        await eventually(lambda: not a.shards, "the old shard is gone", SECONDS)
+        assert list(b.shards) == ["m-0-0"]
+        kinds = [event.change.kind for event in host.term.inventory.nodes["a"].events]
+        assert kinds == ["ready", "registered", "suspect", "lost", "ready", "registered"]
+
+
+async def test_a_suspended_agent_gets_nothing_new_and_keeps_what_it_has(etcd: EtcdCluster) -> None:
+    """Its stream is open, and nothing comes from it any more."""
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, agent_of(host) as agent:
+        await agent.connect()
+        await apply(host, model())
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
+        clock.now += 15
+        await reaches(host, "gpu-1", NodeState.SUSPECT)
+        await apply(host, model(replicas=2))
+        await eventually(
+            lambda: "not ready" in host.term.reconciler.unplaced.get("m/1", ""), "it waits", SECONDS
+        )
+        assert len(agent.starts) == 1
+        assert host.term.connections.is_open("gpu-1")
+        await beat(host, agent)
+        await until(host, "m-1-0", pb.SHARD_STATE_RUNNING)
+
+
+async def test_a_thousand_reconnects_leave_nothing_behind(host: FleetHost) -> None:
+    """Each has a TLS connection of its own, and every fifth goes without a word."""
+    connections = host.term.connections
+
+    async def storm(name: str, numbers: range) -> None:
+        for number in numbers:
+            async with host.agent(name, sequence=number) as agent:
+                await agent.connect()
+                if number % 5:
+                    await agent.hear("ack")
+
+    async def storms(numbers: range) -> None:
+        await asyncio.gather(*(storm(f"gpu-{node}", numbers) for node in range(10)))
+        await eventually(lambda: connections.nodes() == [], "the streams are gone", SECONDS)
+
+    await storms(range(10))
+    tasks, files = len(asyncio.all_tasks()), descriptors()
+    await storms(range(10, 110))
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "no task is left", SECONDS)
+    await eventually(lambda: descriptors() <= files + 2, "no descriptor is left", SECONDS)
+    assert len(host.term.requests) == 0
+    assert [node.gate.sequence for node in host.term.inventory.nodes.values()] == [110] * 10
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
