@@ -207,13 +207,17 @@ class EtcdClient:
         is_write: bool,
         at: str | None = None,
     ) -> R:
-        """Round after round over the endpoints, each attempt at most `share` seconds long."""
+        """Round after round over the endpoints, each attempt at most `share` seconds long.
+
+        There is one pause after each round, and after each denial, which may be the end of a round.
+        """
         self.counts.calls += 1
         deadline = Deadline(max(total - _LATENESS, 0.5 * total), self.clock)
         pause = Backoff(0.03, 0.2, uniform=self.uniform)
         last: StoreError = StoreUnavailable(f"etcd gave no answer in {total} s; last: no attempt")
         denied = 0
         while True:
+            paused = False
             for endpoint in [self.pool.get(at)] if at is not None else self.pool.candidates():
                 left = deadline.remaining()
                 if left < _SHORTEST_ATTEMPT:
@@ -221,13 +225,15 @@ class EtcdClient:
                 try:
                     return await self._attempt(endpoint, rpc, request, min(left, share))
                 except _AttemptFailed as failed:
-                    if failed.denied and (denied := denied + 1) < _DENIED_TRIES:
+                    denied += failed.denied
+                    if paused := failed.denied and denied < _DENIED_TRIES:
                         last = RequestRefused(failed.verdict.refusal, str(failed))
                         await asyncio.sleep(min(pause.next(), deadline.remaining()))
                         continue
                     self._raise_if_final(failed, is_write)
                     last = StoreUnavailable(f"etcd gave no answer in {total} s; last: {failed}")
-            await asyncio.sleep(min(pause.next(), deadline.remaining()))
+            if not paused:
+                await asyncio.sleep(min(pause.next(), deadline.remaining()))
 
     async def ask(self, address: str, rpc: Rpc[Q, R], request: Q, seconds: float) -> R:
         """Call exactly one member, e.g. for its status. Raises as `read`; KeyError for another address."""

@@ -1,6 +1,7 @@
 """The client against a real etcd, with dead and silent endpoints beside it."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -207,6 +208,24 @@ async def test_a_denial_counts_when_it_is_repeated(etcd: EtcdCluster, loopback_n
             assert caught.value.refusal is Refusal.PERMISSION_DENIED
             assert client.counts.attempts == 5
             assert time.monotonic() - began > 0.15  # also with so many members there is a pause after each
+
+
+@pytest.mark.parametrize("members", [1, 3])
+async def test_there_is_one_pause_after_each_denial(loopback_net: LoopbackNet, members: int) -> None:
+    """A lasting refusal costs four pauses, however many members there are to say it."""
+    drawn = itertools.count()
+
+    def uniform() -> float:
+        next(drawn)
+        return 0.5
+
+    async with AsyncExitStack() as stack:
+        deniers = [await stack.enter_async_context(denying(loopback_net.host(4))) for _ in range(members)]
+        async with EtcdClient(deniers, call_seconds=30.0, uniform=uniform) as client:
+            with pytest.raises(RequestRefused):
+                await client.get(b"/nothing")
+            assert client.counts.attempts == 5
+    assert next(drawn) == 4
 
 
 async def test_something_that_is_no_etcd_is_passed_over(etcd: EtcdCluster, loopback_net: LoopbackNet) -> None:
