@@ -17,6 +17,7 @@ from controlplane.base.bounded_command import CommandError, run_bounded
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_CARDS = 256
 
+_PORT_DIGITS = 5
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SERIAL = re.compile(r"[\x21-\x2e\x30-\x7e]{1,20}")
 
@@ -59,7 +60,8 @@ def _path(record: Any) -> ListedPath:
     transport, port = _text(record, "transport"), str(record.get("trsvcid"))
     if transport not in {"tcp", "rdma"}:
         raise CardCliError(f"a card's transport is {transport!r}, not tcp or rdma")
-    if not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
+    # A number of thousands of digits is one that Python does not read.
+    if len(port) > _PORT_DIGITS or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise CardCliError(f"a card's trsvcid is {port[:20]!r}, not a port number")
     try:
         return ListedPath(transport, canonical_address(_text(record, "traddr")), str(int(port)))

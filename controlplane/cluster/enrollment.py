@@ -121,6 +121,9 @@ class EnrollServer:
             )
             return web.json_response({"error": str(error)}, status=_STATUS.get(error.code, 500))
         except TimeoutError:
+            log.warning(
+                "audit", who=f"token, as host {host}", call="enroll", result="DEADLINE_EXCEEDED", peer=peer
+            )
             return web.json_response({"error": f"not done within {CALL_SECONDS:g} s; ask again"}, status=503)
         log.info(
             "audit",
@@ -145,9 +148,14 @@ def _fields(body: bytes) -> dict[str, str]:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request is not JSON") from error
-    if not isinstance(document, dict) or not all(isinstance(document.get(name), str) for name in _FIELDS):
+    if not isinstance(document, dict) or not all(map(_is_text, map(document.get, _FIELDS))):
         raise InvalidRequest(f"the request is not an object with the texts {', '.join(_FIELDS)}")
     return {name: document[name] for name in _FIELDS}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text of whole characters: JSON can hold half a surrogate pair, which no record can."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 @dataclass(frozen=True, slots=True)

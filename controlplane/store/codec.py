@@ -32,8 +32,12 @@ class RecordError(StoreError):
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, so that equal records are equal bytes."""
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """Canonical JSON: sorted keys, no spaces, so that equal records are equal bytes. Raises RecordError."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"not written: {ascii(text[: error.start + 1])[-60:]} is no Unicode text") from None
 
 
 class Fields:
@@ -47,7 +51,7 @@ class Fields:
         value = self._typed(name, str, "a text")
         if not value and not empty:
             raise RecordError(f"{name} is empty")
-        return value
+        return _sendable(name, value)
 
     def optional_text(self, name: str) -> str:
         """A string that older writers did not write; empty when it is missing."""
@@ -57,7 +61,7 @@ class Fields:
         """A whole number from `low` to `high`."""
         value = self._typed(name, int, "a whole number")
         if not low <= value <= high:
-            raise RecordError(f"{name} is {value}, which is not in {low}..{high}")
+            raise RecordError(f"{name} is {value!r:.60}, which is not in {low}..{high}")
         return value
 
     def optional_integer(self, name: str, low: int, high: int) -> int:
@@ -67,9 +71,15 @@ class Fields:
     def number(self, name: str) -> float:
         """A finite number."""
         value = self._get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise RecordError(f"{name} is {value!r:.60}, not a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            raise RecordError(f"{name} is {value!r:.60}…, too large a number") from None
+        if not math.isfinite(number):
             raise RecordError(f"{name} is {value!r}, not a number")
-        return float(value)
+        return number
 
     def flag(self, name: str) -> bool:
         """`true` or `false`."""
@@ -80,7 +90,7 @@ class Fields:
         value = self._typed(name, dict, "an object")
         if not all(isinstance(item, str) for item in value.values()):
             raise RecordError(f"{name} has a value that is not a text")
-        return dict(value)
+        return {_sendable(name, key): _sendable(name, item) for key, item in value.items()}
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers."""
@@ -94,7 +104,7 @@ class Fields:
         value = self._typed(name, list, "a list")
         if not all(isinstance(item, str) for item in value):
             raise RecordError(f"{name} has an item that is not a text")
-        return tuple(value)
+        return tuple(_sendable(name, item) for item in value)
 
     def object(self, name: str) -> Fields:
         """An object."""
@@ -228,6 +238,15 @@ def _path(fields: Fields) -> CardPath:
         return CardPath(transport, canonical_address(fields.text("traddr")), trsvcid)
     except AddressError as error:
         raise RecordError(str(error)) from None
+
+
+def _sendable(name: str, text: str) -> str:
+    """The text itself; half a surrogate pair, which JSON can hold, is in no message and in no log."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RecordError(f"{name} is {text!a:.60}, which is no Unicode text") from None
+    return text
 
 
 def _object(value: bytes) -> Mapping[str, Any]:

@@ -91,6 +91,7 @@ def body(**changes: Any) -> bytes:
         (b"{}", "not an object with the texts token_id, secret"),
         (body(host=7), "not an object with the texts"),
         (body(secret=None), "not an object with the texts"),
+        (body(request_pem="\ud800"), "not an object with the texts"),
         (b"[" * 8000, "not JSON"),
     ],
 )

@@ -54,6 +54,7 @@ def test_a_good_list_comes_out_canonical_and_sorted() -> None:
         {"addresses": [{"transport": "tcp", "traddr": "host", "trsvcid": "1"}]},
         {"addresses": [{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "0"}]},
         {"addresses": [{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "70000"}]},
+        {"addresses": [{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "1" * 5000}]},
     ],
 )
 def test_one_bad_card_makes_the_whole_list_unusable(change: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Keys and records: what is written is read back, and what is damaged becomes a sentence."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -139,7 +140,11 @@ BAD = [
     (schema.health_key("h", "x"), changed(HEALTH, health_xdp=True), "health_xdp is True"),
     (schema.health_key("h", "x"), changed(HEALTH, since="now"), "since is 'now'"),
     (schema.health_key("h", "x"), changed(HEALTH, since=float("nan")), "since is nan"),
+    (schema.health_key("h", "x"), changed(HEALTH, since=10**400), "too large a number"),
+    (schema.health_key("h", "x"), changed(HEALTH, reason="\ud800"), "no Unicode text"),
     (schema.node_key("h"), changed(NODE, enabled=2), "enabled is 2"),
+    (schema.node_key("h"), changed(NODE, enabled=10**400), "enabled is 1000"),
+    (schema.node_key("h"), changed(NODE, addresses={"\ud800": "a"}), "no Unicode text"),
     (schema.node_key("h"), changed(NODE, witness=1), "witness is 1"),
     (schema.node_key("h"), changed(NODE, addresses={"a": 1}), "addresses has a value"),
     (schema.registry_key("T"), changed(ENTRY), "serial is 'S', not that of its key"),
@@ -164,6 +169,33 @@ def test_a_bad_record_is_a_sentence_and_unknown(key: bytes, value: bytes, senten
 def test_no_bytes_raise(value: bytes) -> None:
     for key, _, _ in RECORDS:
         build_snapshot(1, [pair(key, value)])
+
+
+odd = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.just(10**400),
+    st.floats(),
+    st.text(),
+    st.just("\ud800"),
+    st.lists(st.dictionaries(st.sampled_from(["transport", "traddr", "trsvcid"]), st.text()), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+)
+
+
+@given(st.data())
+def test_no_document_raises_and_what_is_read_can_be_sent(data: st.DataObject) -> None:
+    config: dict[str, Any] = {"name": "n", "created": 1, "uuid": "u"}
+    for (key, _, _), base in zip(RECORDS, (config, ENTRY, NODE, CARD, HEALTH), strict=True):
+        changes = data.draw(st.dictionaries(st.sampled_from(sorted(base)), odd, max_size=2))
+        found = build_snapshot(1, [pair(key, changed(base, **changes))])
+        json.dumps(asdict(found), ensure_ascii=False).encode()
+
+
+def test_what_no_one_could_read_is_not_written() -> None:
+    with pytest.raises(codec.RecordError, match="no Unicode text"):
+        codec.encode_host(HostRecord("h", True, False, {"data": "\ud800"}))
 
 
 def test_unknown_fields_are_ignored() -> None:
