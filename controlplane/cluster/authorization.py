@@ -6,6 +6,7 @@ the leader, so they may call it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
@@ -21,6 +22,8 @@ from controlplane.base.tls import LOCAL_ADMIN, NoPeerError, peer_identity
 from controlplane.cluster.rpc import HOST_METADATA
 
 MAX_SUMMARY = 400
+# How long a stream may last that is not an agent's: a watch of health, or reflection.
+STREAM_SECONDS = 600.0
 REFUSAL_SECONDS = 60.0
 REFUSALS_KEPT = 256
 
@@ -31,6 +34,8 @@ _READERS = frozenset({Role.ADMIN, Role.HOST, Role.GATEWAY})
 _CLUSTER, _OPERATOR = "/akv.v1.ClusterService/", "/akv.v1.OperatorService/"
 _FLEET, _PKI = "/akv.v1.FleetService/", "/akv.v1.PkiService/"
 JOIN = f"{_CLUSTER}JoinCluster"
+# It lasts as long as the agent; its own heartbeats tell when it is dead.
+_AGENTS_STREAM = "/akv.v1.AgentService/Connect"
 
 _METHODS: dict[str, frozenset[Role]] = {
     f"{_CLUSTER}GetMembers": _READERS,
@@ -41,7 +46,7 @@ _METHODS: dict[str, frozenset[Role]] = {
     f"{_OPERATOR}ListEvents": _HOSTS,
     f"{_OPERATOR}CheckPeer": _HOSTS,
     f"{_PKI}RenewCertificate": _EVERYONE,
-    "/akv.v1.AgentService/Connect": frozenset({Role.AGENT}),
+    _AGENTS_STREAM: frozenset({Role.AGENT}),
 }
 _SERVICES: dict[str, frozenset[Role]] = {
     _FLEET: _HOSTS,
@@ -66,7 +71,7 @@ _NOT_RECORDED = frozenset(
         f"{_FLEET}GetModels",
         f"{_FLEET}ListFabricMaps",
         f"{_FLEET}PairRails",
-        "/akv.v1.AgentService/Connect",
+        _AGENTS_STREAM,
     }
 )
 _SECRET_FIELDS = frozenset({"token", "request_pem"})
@@ -114,16 +119,24 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
     """Lets each call through or refuses it, and writes the `audit` log events.
 
     With `secure` false anyone may do anything (insecure-loopback), and the record says from where it came.
-    `revoked` are the names that are refused with each of their certificates.
+    `revoked` are the names that are refused with each of their certificates. A stream ends after
+    `stream_seconds`; calls that are none have deadlines of their own.
     """
 
     def __init__(
-        self, host: str, revoked: Container[str], *, secure: bool, clock: Clock = time.monotonic
+        self,
+        host: str,
+        revoked: Container[str],
+        *,
+        secure: bool,
+        clock: Clock = time.monotonic,
+        stream_seconds: float = STREAM_SECONDS,
     ) -> None:
         self._host = host
         self._revoked = revoked
         self._secure = secure
         self._clock = clock
+        self._stream_seconds = stream_seconds
         self._refused: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def intercept_service(
@@ -162,17 +175,29 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
         return call
 
     def _streaming(self, method: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        limit = None if method == _AGENTS_STREAM else self._stream_seconds
+
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             await self._admit(method, request, context)
-            answers = inner(request, context)
-            if not hasattr(answers, "__aiter__"):
-                await answers  # it writes by itself
-                return
-            async with aclosing(answers) as stream:
-                async for answer in stream:
-                    yield answer
+            try:
+                async with asyncio.timeout(limit) as whole:
+                    answers = inner(request, context)
+                    if not hasattr(answers, "__aiter__"):
+                        await answers  # it writes by itself
+                        return
+                    async with aclosing(answers) as stream:
+                        async for answer in stream:
+                            yield answer
+            except TimeoutError:
+                if not whole.expired():
+                    raise
+                await self._end_stream(context)
 
         return call
+
+    async def _end_stream(self, context: Any) -> None:
+        reason = f"a stream lasts {self._stream_seconds:g} s at most: begin a new one"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason, ((HOST_METADATA, self._host),))
 
     async def _admit(self, method: str, request: Any, context: Any) -> str:
         if not self._secure:
