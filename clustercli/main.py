@@ -5,14 +5,15 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster service ans
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clustercli.call import CallError
+from clustercli.call import USAGE, CallError
 from clustercli.commands import (
     cards,
     diagnosis,
@@ -77,7 +78,8 @@ def options(
     key: Annotated[Path | None, typer.Option(envvar="CLUSTERCLI_KEY", help="Its key, of mode 0600.")] = None,
     output: Annotated[Output, typer.Option(help="Form of the answer.")] = Output.TABLE,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Deadline in seconds (10 to read, 120 to change).")
+        float | None,
+        typer.Option(min=0.1, max=86400, help="Deadline in seconds (10 to read, 120 to change)."),
     ] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -116,9 +118,20 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     return front + rest
 
 
+def refuse_unreadable(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Bytes that are no UTF-8 can't be sent to a host. Raises CallError."""
+    ours = {name: value for name, value in environment.items() if name.startswith("CLUSTERCLI_")}
+    for where, word in [*(("the argument", word) for word in arguments), *ours.items()]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise CallError(f"{where} is not UTF-8 text: correct {word[:80]!a}", USAGE) from None
+
+
 def main() -> None:
     """Entry point of clustercli."""
     try:
+        refuse_unreadable(sys.argv[1:], os.environ)
         app(args=hoist(sys.argv[1:]), prog_name="clustercli")
     except CallError as error:
         typer.echo(f"clustercli: {error}", err=True)

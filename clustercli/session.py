@@ -41,7 +41,10 @@ class Watch:
 
 
 WatchFlag = Annotated[bool, typer.Option("--watch", help="Show it again and again until interrupted.")]
-WatchEvery = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two, with --watch.")]
+WatchEvery = Annotated[
+    float,
+    typer.Option("--every", min=0.2, max=86400, help="Seconds between two, with --watch."),
+]
 
 
 @dataclass(frozen=True, slots=True)

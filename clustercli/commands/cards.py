@@ -63,7 +63,10 @@ def forget(
 def plan(
     context: typer.Context,
     num_dbs: Annotated[
-        int, typer.Option("--num-dbs", min=1, help="num_dbs of the gateways: the fingerprint depends on it.")
+        int,
+        typer.Option(
+            "--num-dbs", min=1, max=1 << 20, help="num_dbs of the gateways: the fingerprint depends on it."
+        ),
     ] = 128,
     watch: WatchFlag = False,
     every: WatchEvery = 2.0,

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def events(
     context: typer.Context,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="The newest so many.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until interrupted.")] = False,
 ) -> None:
     """Show what the leader and the hosts decided, newest last; as JSON with --follow, one event a line."""

@@ -126,6 +126,8 @@ def _show_maps(session: Session, fabric: str) -> None:
 def _port(text: str) -> tuple[str, int]:
     """Adapter and port number; 0 = the service's choice."""
     name, slash, number = text.partition("/")
-    if slash and not (number.isascii() and number.isdecimal() and 1 <= int(number) <= 255):
+    if slash and not (
+        len(number) <= 3 and number.isascii() and number.isdecimal() and 1 <= int(number) <= 255
+    ):
         raise typer.BadParameter(f"{text!r} is not ADAPTER/PORT, as in mlx5_0/1")
     return name, int(number) if slash else 0

@@ -29,7 +29,7 @@ FOLLOW_SECONDS = 1.0
 LOGS_SECONDS = 30.0
 Name = Annotated[str, typer.Argument(help="Name of the node.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
-WaitSeconds = Annotated[float, typer.Option("--for", min=1, help="Seconds to wait at most.")]
+WaitSeconds = Annotated[float, typer.Option("--for", min=1, max=604800, help="Seconds to wait at most.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -106,7 +106,8 @@ def start(
     context: typer.Context,
     name: Model,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", min=1, help="How many of them; as many as are wanted, or 1.")
+        int | None,
+        typer.Option("--replicas", min=1, max=1000, help="How many of them; as many as are wanted, or 1."),
     ] = None,
     wait: Wait = True,
     seconds: WaitSeconds = 1800.0,

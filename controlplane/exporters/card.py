@@ -134,8 +134,14 @@ def _command_words(text: str) -> list[str]:
 def command(
     listen: Annotated[str, typer.Option(help="Address to serve on, ADDR[:PORT].")] = "127.0.0.1:7891",
     card_cli: Annotated[str, typer.Option(help="Command that lists the cards.")] = "akv-softcard list --json",
-    timeout: Annotated[float, typer.Option(help="Deadline of one card CLI call, seconds.", min=0.1)] = 5.0,
-    max_age: Annotated[float, typer.Option(help="Scrapes share an answer this old, seconds.", min=0)] = 1.0,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Deadline of one card CLI call, seconds.", min=0.1, max=600),
+    ] = 5.0,
+    max_age: Annotated[
+        float,
+        typer.Option(help="Scrapes share an answer this old, seconds.", min=0, max=600),
+    ] = 1.0,
     tls_dir: TlsOption = None,
     insecure: InsecureOption = False,
     _version: Annotated[bool, version_option(PROGRAM)] = False,

@@ -87,6 +87,8 @@ def test_many_scrapes_of_a_slow_cli_share_one_call(host: ClusterHost) -> None:
         (("--tls-dir", "/nowhere", "--insecure"), "drop one"),
         (("--card-cli", ""), "is empty"),
         (("--card-cli", "list 'x"), "balance its quotes"),
+        (("--timeout", "nan"), "600"),
+        (("--max-age", "inf"), "600"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], words: str) -> None:

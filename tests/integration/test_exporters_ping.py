@@ -112,6 +112,8 @@ async def test_many_destinations_at_once_each_get_their_own_reply(
         (("--listen", "192.0.2.1"), "not a loopback"),
         (("--source", "here"), "not an IPv4 or IPv6"),
         (("--window", "2"), "fewer than 5 pings"),
+        (("--window", "nan"), "600"),
+        (("--interval", "nan"), "60"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...], words: str) -> None:

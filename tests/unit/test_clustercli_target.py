@@ -11,6 +11,7 @@ from clustercli.main import hoist
 from clustercli.target import Target, TargetError, read_target
 from controlplane.base.credentials import CredentialFiles
 from controlplane.base.pki import Role
+from tests.support.cli import run_cli
 from tests.support.pki import TestAuthority
 
 
@@ -70,3 +71,36 @@ def test_the_options_may_stand_behind_the_command() -> None:
     assert hoist(["get_cluster", "--ca", "a", "--cert=b", "--key", "c"]) == [
         "--ca", "a", "--cert=b", "--key", "c", "get_cluster",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "1e400", "0", "-1", "ten", ""])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--timeout", "{}", "get_members"],
+        ["get_members", "--watch", "--every", "{}"],
+        ["stop", "m", "--for", "{}"],
+    ],
+)
+def test_seconds_that_are_none_are_refused(words: list[str], value: str) -> None:
+    """Before anyone is asked."""
+    outcome = run_cli("--host", "127.0.0.1:1", *(word.format(value) for word in words))
+    assert outcome.returncode == 2, outcome
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--num-dbs", "99999999999"],
+        ["events", "--limit", "99999999999"],
+        ["start", "m", "--replicas", "99999999999"],
+        ["fabric-scan", "gpu-1", "mlx5_0/" + "1" * 5000],
+        ["remove_node", "-n", "\udcff"],
+        ["create_cluster", "--name", "\udcff\udcfe"],
+    ],
+)
+def test_what_no_host_can_be_sent_is_refused(words: list[str]) -> None:
+    outcome = run_cli("--host", "127.0.0.1:1", *words)
+    assert outcome.returncode == 2, outcome
+    assert "Traceback" not in outcome.stderr
