@@ -70,23 +70,30 @@ def check_disk(data_dir: Path) -> list[Finding]:
     place = _existing(data_dir)
     try:
         free = shutil.disk_usage(place).free
-        worst = _fsync_ms(place)
+        slowest = _fsync_ms(place)
     except OSError as error:
         remedy = f"make {data_dir} a directory that this service may write"
         return [failed("disk-latency", f"{place} can't be written: {error}", remedy)]
-    room = f"{free / 2**30:.1f} GiB are free below {place}"
-    findings = [
-        ok("disk-space", room)
-        if free >= LEAST_FREE_BYTES
-        else warning("disk-space", room, f"free {LEAST_FREE_BYTES >> 30} GiB, or move AWC_DATA_DIR")
-    ]
-    text = f"99 % of the writes to {place} are on the disk within {worst:.1f} ms"
+    return [judge_room(place, free), judge_latency(place, slowest)]
+
+
+def judge_room(place: Path, free: int) -> Finding:
+    """Whether `free` bytes are enough for etcd and a copy of its data."""
+    text = f"{free / 2**30:.1f} GiB are free below {place}"
+    if free >= LEAST_FREE_BYTES:
+        return ok("disk-space", text)
+    return warning("disk-space", text, f"free {LEAST_FREE_BYTES >> 30} GiB, or move AWC_DATA_DIR")
+
+
+def judge_latency(place: Path, milliseconds: float) -> Finding:
+    """Whether etcd can live with a disk on which 99 % of the writes take at most so long."""
+    text = f"99 % of the writes to {place} are on the disk within {milliseconds:.1f} ms"
     remedy = "put AWC_DATA_DIR on a local SSD that nothing else keeps busy"
-    if worst > FSYNC_BAD_MS:
-        return [*findings, failed("disk-latency", f"{text}, etcd needs {FSYNC_BAD_MS:g} ms at most", remedy)]
-    if worst > FSYNC_GOOD_MS:
-        return [*findings, warning("disk-latency", f"{text}, {FSYNC_GOOD_MS:g} ms would be good", remedy)]
-    return [*findings, ok("disk-latency", text)]
+    if milliseconds > FSYNC_BAD_MS:
+        return failed("disk-latency", f"{text}, etcd needs {FSYNC_BAD_MS:g} ms at most", remedy)
+    if milliseconds > FSYNC_GOOD_MS:
+        return warning("disk-latency", f"{text}, {FSYNC_GOOD_MS:g} ms would be good", remedy)
+    return ok("disk-latency", text)
 
 
 def _existing(path: Path) -> Path:

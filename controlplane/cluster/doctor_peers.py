@@ -132,7 +132,10 @@ def _check_serials(
 
 @contextlib.asynccontextmanager
 async def _listening(settings: ClusterSettings, is_member: bool) -> AsyncIterator[list[str]]:
-    """The endpoints that others must reach; where etcd does not run yet, we listen in its place."""
+    """The endpoints that others must reach; where etcd does not run yet, we listen in its place.
+
+    Exporters that are not there are told by a check of their own.
+    """
     ports = [
         HostPort(settings.address, port) for port in (settings.etcd_client_port, settings.etcd_peer_port)
     ]
@@ -142,7 +145,10 @@ async def _listening(settings: ClusterSettings, is_member: bool) -> AsyncIterato
                 with contextlib.suppress(OSError):  # check_port tells that it is taken
                     server = await asyncio.start_server(_hang_up, endpoint.host, endpoint.port)
                     await stack.enter_async_context(server)
-        yield [settings.api_endpoint, *map(str, ports)]
+        exporters = [found for found in (settings.exporter_endpoint, settings.ping_endpoint) if found]
+        reasons = await asyncio.gather(*map(why_unreachable, exporters))
+        served = [found for found, reason in zip(exporters, reasons, strict=True) if not reason]
+        yield [settings.api_endpoint, *map(str, ports), *served]
 
 
 async def _hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,14 +167,15 @@ async def _check_host(
         remedy = f"start awide-cluster on {host.host}, of this version, or remove the host"
         return [*findings, warning(f"from-{host.host}", f"{host.host} can't be asked: {error}", remedy)]
     got = time.time()
-    findings.append(_clock(host.host, answer.time - got, got - asked))
+    findings.append(judge_clock(host.host, answer.time - got, got - asked))
     if answer.unreachable:
         ways = ", ".join(f"{entry.endpoint} ({entry.reason})" for entry in answer.unreachable)
         remedy = f"open these ports of this host towards {host.host}, and see that AWC_ADDRESS is not local"
         findings.append(failed(f"from-{host.host}", f"{host.host} does not reach {ways}", remedy))
     else:
         findings.append(ok(f"from-{host.host}", f"{host.host} reaches {', '.join(endpoints)}"))
-    findings.append(await _names(settings.host, host.host, list(answer.resolved)))
+    here = await resolve(host.host)
+    findings.append(judge_names(settings.host, host.host, here, list(answer.resolved)))
     return findings
 
 
@@ -184,8 +191,11 @@ async def _check_way_there(host: pb.ClusterHost) -> Finding:
     return ok(f"to-{host.host}", f"this host reaches {', '.join(endpoints)}")
 
 
-def _clock(host: str, difference: float, round_trip: float) -> Finding:
-    """`difference`: the other clock minus ours, seconds; it is known up to the round trip."""
+def judge_clock(host: str, difference: float, round_trip: float) -> Finding:
+    """Whether two clocks are close enough for certificates and for the times in logs.
+
+    `difference`: the other clock minus ours, seconds; it is known up to the round trip.
+    """
     name, apart = f"clock-{host}", max(0.0, abs(difference) - round_trip)
     text = f"the clock of {host} differs by {abs(difference):.3f} s (within {round_trip:.3f} s)"
     remedy = "let both hosts follow the same time servers (chrony)"
@@ -194,12 +204,12 @@ def _clock(host: str, difference: float, round_trip: float) -> Finding:
     return warning(name, text, remedy) if apart > CLOCK_GOOD_SECONDS else ok(name, text)
 
 
-async def _names(own: str, other: str, resolved: list[str]) -> Finding:
+def judge_names(own: str, other: str, here: list[str], there: list[str]) -> Finding:
+    """Whether each finds the other by name: `here` are addresses of `other` on this host, `there` ours."""
     name = f"names-{other}"
-    here = await resolve(other)
     missing = [f"{other} on this host"] if not here else []
-    missing += [f"{own} on {other}"] if not resolved else []
+    missing += [f"{own} on {other}"] if not there else []
     if missing:
         text = f"no address is found for {' and '.join(missing)}"
         return warning(name, text, "add the names to DNS or to /etc/hosts: gateways ask hosts by name")
-    return ok(name, f"{other} is {', '.join(here)} here, {own} is {', '.join(resolved)} there")
+    return ok(name, f"{other} is {', '.join(here)} here, {own} is {', '.join(there)} there")

@@ -58,7 +58,8 @@ def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> No
         assert "127.0.0.1 " not in checks["to-host-1"]["text"], "a data address is no endpoint"
         assert checks["names-host-1"]["result"] == "warning", "nobody resolves the names of this test"
         assert checks["disk-latency"]["result"] in {"ok", "warning", "failed"}
-        assert f"{second.address}:2380" in checks["from-host-1"]["text"]
+        for port in (5000, 2379, 2380, 7891):
+            assert f"{second.address}:{port}" in checks["from-host-1"]["text"]
 
         second.set_cards(listing(real, "HW-1"))
         with socket.create_server((second.address, 2380)):
@@ -68,6 +69,15 @@ def test_a_host_before_it_joins(tmp_path: Path, loopback_net: LoopbackNet) -> No
         assert checks["serial-xdp1"]["result"] == "failed"
         assert "AWC_XDP_SERIALS=xdp1:L0P1" in checks["serial-xdp1"]["remedy"]
         assert checks["cluster"]["result"] == "skipped"
+
+        # The one connection that it takes is taken: to others it is silent, as behind a firewall.
+        peer = (second.address, 2380)
+        with socket.create_server(peer, backlog=0), socket.create_connection(peer, timeout=10):
+            code, checks = report(second, "-n", first.api)
+        assert code == 1
+        assert checks["from-host-1"]["result"] == "failed"
+        assert f"host-1 does not reach {second.address}:2380" in checks["from-host-1"]["text"]
+        assert "open these ports of this host towards host-1" in checks["from-host-1"]["remedy"]
 
         second.set_cli("exit 3")
         code, checks = report(second, "-n", f"{loopback_net.host(9)}:5000")
