@@ -139,9 +139,9 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
         found = read_env_file(config_dir / name)
         _refuse_unknown(found, config_dir / name)
         values |= {key: value for key, value in found.items() if value}
-    values |= {key: environment[key] for key in _KEYS if environment.get(key)}
+    values |= {key: environment[key] for key in KEYS if environment.get(key)}
     values.setdefault("AWC_PKI_DIR", str(Path(values["AWC_STATE_DIR"]) / "pki"))
-    fields = {key.field: _parse(name, key, values.get(name, key.default)) for name, key in _KEYS.items()}
+    fields = {key.field: _parse(name, key, values.get(name, key.default)) for name, key in KEYS.items()}
     settings = ClusterSettings(**fields)
     _cross_check(settings)
     return settings
@@ -149,8 +149,8 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
 
 def _refuse_unknown(found: Mapping[str, str], path: Path) -> None:
     for key in found:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, sorted(_KEYS), n=1)
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, sorted(KEYS), n=1)
             hint = f"did you mean {near[0]}?" if near else "remove the line"
             raise SettingsError(f"{path}: {key} is not a setting of awide-cluster; {hint}")
 
@@ -213,6 +213,8 @@ def _url(text: str) -> str:
 
 def _directory(text: str) -> Path:
     path = Path(text)
+    if not text.isprintable():
+        raise ValueError("a path with characters that can't be seen: write it anew")
     if not path.is_absolute():
         raise ValueError("a relative path: write it from the root, as /var/lib/etcd")
     return path
@@ -294,7 +296,7 @@ class _Key:
 
 
 _PORT = _number(int, 1, 65535)
-_KEYS = {
+KEYS = {
     "AWC_HOST": _Key("host", _host, ""),
     "AWC_ADDRESS": _Key("address", _address, "127.0.0.1"),
     "AWC_API_PORT": _Key("api_port", _PORT, "5000"),

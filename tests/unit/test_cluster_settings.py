@@ -1,12 +1,17 @@
 """Settings of the cluster service: defaults, precedence, and one clear line for each mistake."""
 
+import contextlib
 import os
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controlplane.cluster.envfile import SettingsError
-from controlplane.cluster.settings import load_settings
+from controlplane.cluster.settings import KEYS, load_settings
 
 INSECURE = {"AWC_SECURITY": "insecure-loopback"}
 
@@ -85,6 +90,7 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
         ({"AWC_SCRAPE_SECONDS": "0"}, ["AWC_SCRAPE_SECONDS"]),
         ({"AWC_MONITORING_DIR": "here"}, ["AWC_MONITORING_DIR", "relative"]),
         ({"AWC_DATA_DIR": "etcd"}, ["AWC_DATA_DIR", "relative"]),
+        ({"AWC_DATA_DIR": "/etcd\0"}, ["AWC_DATA_DIR", "can't be seen"]),
         ({"AWC_ETCD_RUNNER": "podman"}, ["AWC_ETCD_RUNNER", "process or docker"]),
         ({"AWC_ETCD_IMAGE": "etcd image"}, ["AWC_ETCD_IMAGE", "quay.io"]),
         ({"AWC_ETCD_CONTAINER": "-rm"}, ["AWC_ETCD_CONTAINER", "letters"]),
@@ -132,3 +138,26 @@ def test_a_settings_file_that_is_none_or_has_no_end_is_refused(tmp_path: Path) -
 def test_a_missing_config_dir_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="not a directory"):
         load_settings(tmp_path / "none", INSECURE)
+
+
+@given(key=st.sampled_from(sorted(KEYS)), text=st.text(max_size=80))
+def test_no_value_of_any_key_is_more_than_a_refusal(key: str, text: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "awide-cluster.env").write_text(f"{key}={text}\n", encoding="utf-8")
+        for environment in (INSECURE, {key: text} | INSECURE):
+            with contextlib.suppress(SettingsError):
+                load_settings(Path(directory), environment)
+
+
+def test_the_manual_has_every_key_and_its_default() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    table = page.partition("## Settings")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*)\|([^|]*)\|", table, re.MULTILINE)
+    told: dict[str, str] = {}
+    for keys, defaults in rows:
+        names, text = re.findall(r"`(\w+)`", keys), defaults.strip().strip("`")
+        values = text.split(", ") if len(names) > 1 else [text]
+        told |= dict(zip(names, values if len(values) == len(names) else [text] * len(names), strict=True))
+    assert set(told) == set(KEYS)
+    plain = {name: key.default for name, key in KEYS.items() if key.default and name != "AWC_CARD_CLI"}
+    assert {name: told[name] for name in plain} == plain
