@@ -225,6 +225,7 @@ install_program() {
 }
 put_program() {
   mkdir -p $home
+  rm -f $home/source.sha256 # a run that is broken off is taken up again by the next one
   [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade --force-reinstall "$from"
   echo "$1" >$home/source.sha256

@@ -69,10 +69,32 @@ def test_what_is_installed_works_and_a_second_run_does_nothing(root: Path) -> No
     )
     assert checked.stdout == "awide-cluster: the settings of host storage-1 are valid\n", checked.stderr
     assert (root / CONFIG / "awide-cluster.env").stat().st_mode & 0o777 == 0o640
-    assert "clustercli" in (root / "usr/share/bash-completion/completions/clustercli").read_text()
+    assert completed(root, "get_") == ["get_cluster", "get_members"]
+    assert "--forget-cards" in completed(root, "remove_node", "--")
 
     assert install(root, "--host", "storage-1")[-1] == "nothing to do: the installation is complete"
     assert {name: (root / name).lstat().st_mtime_ns for name in files(root)} == before
+
+
+def completed(root: Path, *words: str) -> list[str]:
+    """What bash offers for these words behind `clustercli`, by the completion that was installed."""
+    script = root / "usr/share/bash-completion/completions/clustercli"
+    ask = (
+        f'. {script}; COMP_WORDS=(clustercli "$@"); COMP_CWORD=$#; '
+        "$(complete -p clustercli | sed 's/.* -F \\([^ ]*\\) .*/\\1/') clustercli; "
+        "printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    environment = {**os.environ, "PATH": f"{root / 'usr/local/bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", ask, "bash", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def test_settings_are_the_operators_and_units_are_ours(root: Path) -> None:
