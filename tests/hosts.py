@@ -39,11 +39,14 @@ _FIREWALL = """
 table inet akv {
   set cut { type ipv4_addr; }
   set cut_control { type ipv4_addr; }
+  set cut_raft { type ipv4_addr; }
   chain input {
     type filter hook input priority 0; policy accept;
     ip saddr @cut drop
     ip saddr @cut_control tcp dport { %(ports)s } drop
     ip saddr @cut_control tcp sport { %(ports)s } drop
+    ip saddr @cut_raft tcp dport 2380 drop
+    ip saddr @cut_raft tcp sport 2380 drop
   }
 }
 """
@@ -140,6 +143,11 @@ class HostNetwork:
         chosen = "cut_control" if control_only else "cut"
         _nft(target, "add", "element", "inet", "akv", chosen, "{", source.address, "}")
 
+    def cut_raft(self, one: NetHost, other: NetHost) -> None:
+        """Nothing passes between the etcd members of the two; their clients and all else go on."""
+        for source, target in ((one, other), (other, one)):
+            _nft(target, "add", "element", "inet", "akv", "cut_raft", "{", source.address, "}")
+
     def isolate(self, host: NetHost) -> None:
         """Cut the host off from every other one."""
         for other in self.hosts.values():
@@ -149,7 +157,7 @@ class HostNetwork:
     def heal(self, hosts: Iterable[NetHost] | None = None) -> None:
         """Undo all cuts (of these hosts' inputs)."""
         for host in self.hosts.values() if hosts is None else hosts:
-            for name in ("cut", "cut_control"):
+            for name in ("cut", "cut_control", "cut_raft"):
                 _nft(host, "flush", "set", "inet", "akv", name)
 
     def close(self) -> None:

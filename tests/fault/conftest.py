@@ -14,10 +14,12 @@ def shared_scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """Three storage hosts and two gateways for a module; use `scene`, in which all is well.
 
     A module with MONITORED = True has a Prometheus and a ping exporter on each host, one with SECURE = True
-    certificates on every connection of the control path.
+    certificates on every connection of the control path; HOST_SETTINGS are more settings of awide-cluster.
     """
     monitored, secure = (bool(getattr(request.module, name, False)) for name in ("MONITORED", "SECURE"))
-    with three_hosts(tmp_path_factory.mktemp("scene"), monitored=monitored, secure=secure) as scene:
+    settings: dict[str, str] = getattr(request.module, "HOST_SETTINGS", {})
+    directory = tmp_path_factory.mktemp("scene")
+    with three_hosts(directory, monitored=monitored, secure=secure, settings=settings) as scene:
         yield scene
 
 

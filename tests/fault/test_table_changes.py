@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.apps.demo.requests import Placement
 from controlplane.model.slots import match_slots
-from tests.support.scene.checks import IN, MOVED, OUT, LogMark
+from tests.support.scene.checks import IN, MOVED, OUT, LogMark, nothing_changes
 from tests.support.scene.console import cards_of
 from tests.support.scene.gateway import Gateway
 from tests.support.scene.marks import NEEDS_HOSTS
@@ -18,8 +18,12 @@ from tests.support.scene.storage import CardSpec, StorageHost
 
 pytestmark = list(NEEDS_HOSTS)
 SECURE = True
+# How long a learner may be behind; long enough for one that joins on a busy machine.
+HOST_SETTINGS = {"AWC_LEARNER_SECONDS": "5"}
 
 SLOTS = 8
+# More than a tenth of raft's log, so that a member that gets nothing of it does not count as caught up.
+WRITES = 2000
 
 
 @pytest.fixture
@@ -105,6 +109,40 @@ def test_a_server_is_removed_and_added_again(scene: Scene) -> None:
         scene.wait_in_use(scene.serials)
         traffic.expect_home(whole, "L2P0")
     scene.wait_well()
+
+
+def given_up(scene: Scene, learner: str) -> str:
+    """Why the leader gave the learner up; empty while it did not."""
+    events = [event for host in scene.members for event in host.logged("learner given up")]
+    return next((str(event["reason"]) for event in events if event["host"] == learner), "")
+
+
+def member_of(scene: Scene, name: str) -> str:
+    """The id of a host's etcd member, empty when it has none, as another host lists it."""
+    document = scene.console.members(scene.members[0])
+    members = document["members"] if document else []
+    return next((str(member["member_id"]) for member in members if member["host"] == name), "")
+
+
+def test_a_learner_that_never_catches_up_is_given_up_and_comes_back(scene: Scene, guest: StorageHost) -> None:
+    """A fourth host is a learner. It runs and answers, but raft does not reach it; then it does again."""
+    scene.join(guest)
+    scene.wait_well()
+    before = scene.wait(lambda: member_of(scene, guest.name), "the learner")
+    with scene.traffic() as traffic, nothing_changes(scene, traffic):
+        for other in scene.members:
+            if other is not guest:
+                scene.network.cut_raft(guest.net, other.net)
+        scene.console.write_keys(scene.members[0], WRITES)
+        told = scene.wait(lambda: given_up(scene, guest.name), "the leader gives it up")
+        assert "did not catch up in the time allowed" in told
+        scene.wait(lambda: not member_of(scene, guest.name), "it is no member")
+        document = scene.wait(scene.ask, "get_cluster answers")
+        assert document["etcd_quorum"] == {"members": 3, "tolerated_failures": 1}
+        assert {host["host"]: host["enabled"] for host in document["hosts"]}[guest.name] == 1
+        scene.network.heal()
+        scene.wait(lambda: member_of(scene, guest.name) not in {"", before}, "it joins again by itself")
+        scene.wait_well()
 
 
 def counts_one_without_slot(gateway: Gateway) -> bool:

@@ -67,6 +67,11 @@ class Console:
         answer = self._ask({"health": f"{scheme}://{host.etcd.endpoint}/health", "pki": pki})
         return answer.code == 0 and answer.document().get("health") == "true"
 
+    def write_keys(self, host: StorageHost, times: int) -> None:
+        """So many writes of keys that are no records, through the host's member."""
+        pki = str(host.pki_dir) if host.secure else ""
+        self._ask({"write": host.etcd.endpoint, "times": times, "pki": pki}).document()
+
     def _read(self, host: StorageHost, command: str) -> dict[str, Any] | None:
         answer = self.cli(host, command, seconds=READ_SECONDS)
         return answer.document() if answer.code == 0 else None

@@ -65,6 +65,8 @@ class Scene:
     pace: Pace = BRISK
     monitored: bool = False
     secure: bool = False
+    # Of awide-cluster on every host, besides those of the pace.
+    settings: Mapping[str, str] = field(default_factory=dict)
     hosts: dict[str, StorageHost] = field(default_factory=dict)
     members: list[StorageHost] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
@@ -83,7 +85,7 @@ class Scene:
         kind = WatchedHost if self.monitored else StorageHost
         host = kind.of(self.network.add(name), self.directory / name, *specs, secure=self.secure)
         self.hosts[name] = host
-        host.configure(**{**self.pace.settings(), **settings})
+        host.configure(**{**self.pace.settings(), **self.settings, **settings})
         return host
 
     def add_first_hosts(self) -> None:
@@ -315,28 +317,38 @@ class Scene:
 
 @contextmanager
 def empty_scene(
-    directory: Path, pace: Pace = BRISK, *, monitored: bool = False, secure: bool = False
+    directory: Path,
+    pace: Pace = BRISK,
+    *,
+    monitored: bool = False,
+    secure: bool = False,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Scene]:
     """A network with an operator and nothing else; everything in it is ended afterwards."""
     with ExitStack() as stack:
         network = stack.enter_context(host_network())
         console = Console(network.add("operator"))
         stack.callback(console.close)
-        scene = Scene(network, directory, console, _trace(directory), pace, monitored, secure)
+        scene = Scene(network, directory, console, _trace(directory), pace, monitored, secure, settings or {})
         stack.callback(_end, scene)
         yield scene
 
 
 @contextmanager
 def three_hosts(
-    directory: Path, pace: Pace = BRISK, *, monitored: bool = False, secure: bool = False
+    directory: Path,
+    pace: Pace = BRISK,
+    *,
+    monitored: bool = False,
+    secure: bool = False,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Scene]:
     """Three storage hosts with a card each in one cluster, and two gateways that use them; all well.
 
     `monitored`: with ping exporters, and a real Prometheus on each host that the leader asks. `secure`: with
-    certificates on every connection of the control path.
+    certificates on every connection of the control path. `settings`: more settings of awide-cluster.
     """
-    with empty_scene(directory, pace, monitored=monitored, secure=secure) as scene:
+    with empty_scene(directory, pace, monitored=monitored, secure=secure, settings=settings) as scene:
         scene.add_first_hosts()
         for name in ("gpu-1", "gpu-2"):
             scene.new_gateway(name)
