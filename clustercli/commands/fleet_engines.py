@@ -35,7 +35,8 @@ def provision(
 ) -> None:
     """Set what every node should have installed, or show how far each node is.
 
-    With --wait the exit code is 1 when a connected node has not got all that it can install.
+    With --wait the exit code is 1 when a connected node has not got all that it can install, or none of them
+    can install an engine.
     """
     session = session_of(context)
     wanted = [_engine(text) for text in engines or ()]
@@ -43,12 +44,14 @@ def provision(
         raise typer.BadParameter("--nothing names no engines: leave them out, or the option")
     request = fleet_pb2.SetEnginesRequest(engines=wanted, show=not wanted and not nothing)
     document = _call(session, request, CHANGE_SECONDS)
-    states: dict[tuple[str, str], str] = {}
+    lacking: list[str] = []
     if wait:
         document = _follow(session, seconds)
-        states = _states(document, document.pop("connected"))
+        lacking = _lacking(document, document.pop("connected"))
     session.show(document, render_fleet.provision_table)
-    if any(state != "installed" for state in states.values()):
+    for problem in lacking:
+        typer.echo(f"clustercli: provision: {problem}", err=True)
+    if lacking:
         raise typer.Exit(REFUSED)
 
 
@@ -110,6 +113,15 @@ def _states(document: dict[str, Any], connected: set[str]) -> dict[tuple[str, st
         for want in document["engines"]
         if want["engine"] not in node["not_installable"]
     }
+
+
+def _lacking(document: dict[str, Any], connected: set[str]) -> list[str]:
+    """What connected nodes have not got."""
+    states = _states(document, connected)
+    found = [f"{name} is {state} on {node}" for (node, name), state in states.items() if state != "installed"]
+    able = {name for _, name in states}
+    nowhere = [want["engine"] for want in document["engines"] if want["engine"] not in able]
+    return found + [f"no connected node can install {name}" for name in nowhere]
 
 
 def _state(node: dict[str, Any], want: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -12,6 +13,7 @@ from controlplane.agent.files import DocumentError, read_document, write_documen
 from controlplane.base.logging import get_logger
 
 LOCK, FILE = "agent.lock", "incarnation.json"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 log = get_logger("agent")
 
@@ -62,7 +64,11 @@ class AgentState:
         return self.path / "agent.log"
 
     def next_incarnation(self, wall: float | None = None) -> int:
-        """Above every earlier one: by the record, and by the clock when the record was lost. StateError."""
+        """Above every earlier one: by the record, and by the clock when the record was lost. StateError.
+
+        Where the disk is full the clock is enough, if it is ahead of the record: an agent that is started
+        anew can't start shards then, and yet has to speak for those that run.
+        """
         path = self.path / FILE
         last = 0
         try:
@@ -75,5 +81,7 @@ class AgentState:
         try:
             write_document(path, {"incarnation": incarnation})
         except OSError as error:
-            raise StateError(f"{path} can't be written: {error.strerror}; free space there") from error
+            if error.errno not in _FULL or now <= last:
+                raise StateError(f"{path} can't be written: {error.strerror}; free space there") from error
+            log.warning("Incarnation not written, the clock is used", path=str(path), error=error.strerror)
         return incarnation

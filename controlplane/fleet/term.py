@@ -99,12 +99,15 @@ class Term:
         )
 
     def provision_all(self) -> None:
-        """Tell every connected node what it should have installed now; others hear it when they register."""
+        """Tell every connected node what it should have installed now, be it nothing any more.
+
+        Others hear it when they register.
+        """
         for node_id in self.connections.nodes():
             facts = self.inventory.nodes[node_id].facts
-            wanted = self.provision(facts) if facts is not None else None
-            if wanted is None:
+            if facts is None:
                 continue
+            wanted = self.provision(facts) or pb.Provision()
             try:
                 self.connections.send(node_id, pb.LeaderMessage(provision=wanted))
             except RequestError as error:

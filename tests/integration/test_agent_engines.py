@@ -137,6 +137,24 @@ async def test_what_fails_says_why_and_is_tried_again_and_replaces_old_versions_
         assert set(made.homes["tiny"]) == {"1.0", "5.0", "9.0"}
 
 
+async def test_what_is_not_wanted_any_more_stays_if_it_is_installed_and_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    wheels, root = tmp_path / "wheels", tmp_path / "engines"
+    make_wheel(wheels, "1.0")
+    async with provisioner(root, kind(wheels)) as made:
+        made.want([Wanted("tiny", "9.0")])
+        await reached(made, "failed")
+        made.want([])
+        assert made.states == []
+        make_wheel(wheels, "9.0")  # a try that goes on could succeed now
+        made.want([Wanted("tiny", "1.0")])
+        await reached(made, "installed")
+        made.want([])
+        assert [(entry.version, entry.state) for entry in made.states] == [("1.0", "installed")]
+        assert made.versions() == {"tiny": "1.0"}
+
+
 async def test_a_package_whose_files_are_not_what_it_lists_is_refused(tmp_path: Path) -> None:
     wheels, root = tmp_path / "wheels", tmp_path / "engines"
     make_wheel(wheels, "1.0", lie=True)

@@ -275,6 +275,8 @@ async def test_engines_are_wanted_of_every_node_at_once_and_of_later_ones(host: 
             await stub.SetEngines(twice, timeout=SECONDS)
         shown = await stub.SetEngines(fleet_pb2.SetEnginesRequest(show=True), timeout=SECONDS)
         assert [e.engine for e in shown.engines] == ["vllm", "llamacpp"]
+        await stub.SetEngines(fleet_pb2.SetEnginesRequest(), timeout=SECONDS)
+        assert list((await old.hear("provision", 2)).engines) == []
 
 
 @pytest.mark.parametrize(

@@ -127,14 +127,38 @@ def test_a_model_file_is_read(tmp_path: Path) -> None:
     assert model.profiles[0].HasField("drain_seconds")
 
 
+def test_a_model_that_was_shown_can_be_written_again(tmp_path: Path) -> None:
+    """The JSON of `models get` is YAML too, but for the revision."""
+    file = tmp_path / "model.yaml"
+    file.write_text(MODEL)
+    model = read_model(file)
+    document = plain(model)
+    del document["revision"]
+    file.write_text(json.dumps(document))
+    assert read_model(file) == model
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("name: m\nreplica: 2\n", "replica"),
+        ("name: m\nreplica: 2\n", "replica is no key of a model: there are name, replicas, profiles"),
         ("name: m\nrevision: 2\n", "counted by the service"),
-        ("name: m\nreplicas: many\n", "replicas"),
+        ("name: m\nreplicas: many\n", "replicas is 'many', not a whole number"),
+        ("name: m\nreplicas: true\n", "replicas is True, not a whole number"),
+        ("name: m\nreplicas: -1\n", "replicas"),
+        ("name: 3\n", "name is 3, not text"),
         ("- a\n", "not lines of KEY: VALUE"),
-        ("name: m\nprofiles:\n  - nam: p\n", "nam"),
+        ("name: m\nprofiles: p\n", "profiles is 'p', not a list"),
+        ("name: m\nprofiles: [p]\n", r"profiles\[0\] is 'p', not a mapping"),
+        (
+            "name: m\nprofiles:\n  - nam: p\n",
+            r"profiles\[0\].nam is no key of a profile: there are name, engine, engine_version, ",
+        ),
+        ("name: m\nprofiles: [{enginVersion: p}]\n", "enginVersion is no key"),
+        ("name: m\nprofiles: [{arguments: [--port, 80]}]\n", r"arguments\[1\] is 80, not text"),
+        ("name: m\nprofiles: [{gateway: 1}]\n", "gateway is 1, not true or false"),
+        ("name: m\nprofiles: [{start_seconds: soon}]\n", "start_seconds is 'soon', not a number"),
+        ("name: m\nprofiles: [{environment: {A: 1}}]\n", "numbers stand in quotes"),
     ],
 )
 def test_a_wrong_model_file_is_told_with_its_name_and_field(tmp_path: Path, text: str, why: str) -> None:
@@ -224,6 +248,8 @@ def test_provisioning_is_waited_for_on_nodes_that_can_tell(
     session = Session(Target("127.0.0.1:1"), Output.TABLE, None)
     document = fleet_engines._follow(session, 600.0)
     assert len(seen) - len(list(asked)) == waited
-    assert fleet_engines._states(document, document["connected"]) == {("a", "vllm"): state}
+    lacking = [] if state == "installed" else [f"vllm is {state} on a"]
+    assert fleet_engines._lacking(document, document["connected"]) == lacking
+    assert fleet_engines._lacking(document, {"can't"}) == ["no connected node can install vllm"]
     told = ["a: vllm 1 installed", "a: vllm 2 wanted", "a: vllm 2 downloading", f"a: vllm 2 {state}"]
     assert capsys.readouterr().err.splitlines() == told

@@ -77,8 +77,13 @@ class Provisioner:
         return found
 
     def want(self, engines: Iterable[Wanted]) -> None:
-        """Take the leader's list; an engine that is not on it any more is left as it is."""
-        for wanted in engines:
+        """Take the leader's list. What is not on it any more stays if it is installed, else it is given up."""
+        listed = {wanted.engine: wanted for wanted in engines}
+        for name in [name for name, said in self._states.items() if said.state != "installed"]:
+            if name not in listed:
+                del self._wanted[name], self._states[name]
+                self._changed()
+        for wanted in listed.values():
             if self._wanted.get(wanted.engine) != wanted:
                 self._wanted[wanted.engine] = wanted
                 self._say(wanted, "wanted")
@@ -191,7 +196,7 @@ class Provisioner:
             detail=detail[:DETAIL_CHARACTERS],
         )
         old = self._states.get(wanted.engine)
-        if said == old:
+        if said == old or wanted.engine not in self._wanted:
             return
         if old is None or old.state != state:
             log.info("Engine", engine=wanted.engine, version=wanted.version, state=state, detail=said.detail)
