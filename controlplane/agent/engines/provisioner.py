@@ -77,7 +77,7 @@ class Provisioner:
         return found
 
     def want(self, engines: Iterable[Wanted]) -> None:
-        """Take the leader's list. What is not on it any more stays if it is installed, else it is given up."""
+        """Take the leader's list. What is on it no more stays if it is installed, else it is given up."""
         listed = {wanted.engine: wanted for wanted in engines}
         for name in [name for name, said in self._states.items() if said.state != "installed"]:
             if name not in listed:
