@@ -60,6 +60,7 @@ TEST_P(Transfer, CommandsWithoutDataCarryAnEmptyTransportSgl) {
   EXPECT_EQ(response->cqe.result64(), 0x1122334455667788ULL);
 }
 
+// IOCCSZ (Base 5.17.2.1).
 TEST_P(Transfer, AWriteThatFitsGoesInTheCapsule) {
   const auto value = pattern(8192, 1);
   ScriptedTarget target([&](Peer& peer) {
@@ -78,6 +79,7 @@ TEST_P(Transfer, AWriteThatFitsGoesInTheCapsule) {
   EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
 }
 
+// MAXH2CDATA (TCP 3.6.2.3), H2CData (3.6.2.8), R2T (3.6.2.10): one after another.
 TEST_P(Transfer, ALargeWriteWaitsForR2tAndKeepsToMaxH2cData) {
   const auto value = pattern(300001, 2);
   ScriptedTarget target([&](Peer& peer) {
@@ -113,6 +115,7 @@ TEST_P(Transfer, ALargeWriteWaitsForR2tAndKeepsToMaxH2cData) {
   EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
 }
 
+// C2HData (TCP 3.6.2.9): as many PDUs as the target likes.
 TEST_P(Transfer, ReadsArriveInSeveralPdusAndInAnySegments) {
   const auto value = pattern(100003, 3);
   ScriptedTarget target([&](Peer& peer) {
@@ -142,6 +145,7 @@ TEST_P(Transfer, ReadsArriveInSeveralPdusAndInAnySegments) {
   EXPECT_TRUE(buffer.guards_intact());
 }
 
+// SUCCESS (TCP 3.6.2.9): no capsule follows.
 TEST_P(Transfer, ShortAnswersAndTheSuccessFlag) {
   const auto value = pattern(1000, 4);
   ScriptedTarget target([&](Peer& peer) {
@@ -160,6 +164,7 @@ TEST_P(Transfer, ShortAnswersAndTheSuccessFlag) {
   EXPECT_TRUE(std::ranges::equal(buffer.bytes().first(1000), value));
 }
 
+// CPDA (TCP 3.6.1): where the data of a capsule begins.
 TEST_P(Transfer, DataIsAlignedAsTheTargetAsks) {
   const auto value = pattern(1000, 5);
   ScriptedTarget target([&](Peer& peer) {
@@ -176,21 +181,26 @@ TEST_P(Transfer, DataIsAlignedAsTheTargetAsks) {
   EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
 }
 
-TEST(TransferAlignment, PaddingBeforeReadDataIsSkippedAsHpdaAsks) {
+// HPDA (TCP 3.6.1): where the data of a C2HData PDU begins.
+TEST_P(Transfer, PaddingBeforeReadDataIsSkippedAsHpdaAsks) {
   const auto value = pattern(500, 6);
-  ScriptedTarget target([&](Peer& peer) {
-    EXPECT_EQ(peer.greet().hpda, 7);
-    const auto cid = next_sqe(peer).cid;
-    peer.send_data(cid, 0, value, nvme::kPduLast);
-    peer.respond(cid);
-  });
-  auto config = config_for(target);
-  config.hpda = 7;
-  Client client(config);
-  ASSERT_TRUE(client.connect());
-  GuardedBuffer buffer(value.size());
-  ASSERT_TRUE(client.call(command(kRead, Direction::from_target, buffer.vectors())));
-  EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
+  for (const auto hpda : {std::uint8_t{1}, std::uint8_t{7}, std::uint8_t{31}}) {
+    ScriptedTarget target([&](Peer& peer) {
+      EXPECT_EQ(peer.greet().hpda, hpda);
+      const auto cid = next_sqe(peer).cid;
+      peer.send_data(cid, 0, std::span(value).first(123), 0);
+      peer.send_data(cid, 123, std::span(value).subspan(123), nvme::kPduLast);
+      peer.respond(cid);
+    });
+    auto config = config_for(target, GetParam());
+    config.hpda = hpda;
+    Client client(config);
+    ASSERT_TRUE(client.connect());
+    GuardedBuffer buffer(value.size());
+    ASSERT_TRUE(client.call(command(kRead, Direction::from_target, buffer.vectors())));
+    EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
+    EXPECT_TRUE(buffer.guards_intact());
+  }
 }
 
 TEST(TransferQueue, ManyCommandsAtOnceCompleteOutOfOrderAndFullQueuesRefuse) {

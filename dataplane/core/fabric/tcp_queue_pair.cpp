@@ -30,6 +30,10 @@ std::uint8_t wanted_digests(const TcpQueuePairConfig& config) {
   return static_cast<std::uint8_t>(header | data);
 }
 
+std::uint32_t allowed_r2ts(const TcpQueuePairConfig& config) {
+  return std::clamp<std::uint32_t>(config.max_r2ts, 1, Grants::kMost);
+}
+
 }  // namespace
 
 TcpQueuePair::TcpQueuePair(Reactor& reactor, const TcpQueuePairConfig& config, QueuePairClient& client)
@@ -85,6 +89,7 @@ void TcpQueuePair::send_ic_req() noexcept {
   nvme::IcReq request;
   request.hpda = config_.hpda;
   request.dgst = wanted_digests(config_);
+  request.maxr2t = allowed_r2ts(config_) - 1;
   handshake_.prepare_bare(request);
   handshake_.owner = SlotTable::kMaxSlots;
   sender_.push(handshake_);
@@ -156,15 +161,16 @@ void TcpQueuePair::push_capsule(CommandSlot& slot, nvme::Sqe sqe) noexcept {
   sender_.push(slot.out);
 }
 
-// The next H2CData PDU of what the last R2T asked for.
+// The next H2CData PDU of what the oldest open R2T asked for.
 void TcpQueuePair::push_data(CommandSlot& slot) noexcept {
-  const std::uint32_t bytes = std::min(max_h2c_, slot.granted - slot.pushed);
+  const Grant& grant = slot.grants.front();
+  const std::uint32_t bytes = std::min(max_h2c_, grant.end - slot.pushed);
   nvme::DataPdu pdu;
   pdu.cccid = slot.cid;
-  pdu.ttag = slot.ttag;
+  pdu.ttag = grant.ttag;
   pdu.datao = slot.pushed;
   pdu.datal = bytes;
-  if (slot.pushed + bytes == slot.granted) pdu.common.flags = nvme::kPduLast;
+  if (slot.pushed + bytes == grant.end) pdu.common.flags = nvme::kPduLast;
   slot.out.prepare(pdu, slot.data, slot.pushed, bytes, framing_);
   slot.pushed += bytes;
   slot.queued = true;
@@ -176,11 +182,9 @@ void TcpQueuePair::on_sent(OutgoingPdu& pdu) noexcept {
   CommandSlot& slot = slots_[pdu.owner];
   slot.queued = false;
   slot.capsule_sent = true;
-  if (slot.held) {
-    complete(slot);
-  } else if (slot.pushed < slot.granted) {
-    push_data(slot);
-  }
+  if (slot.held) return complete(slot);
+  if (slot.grants.count() > 0 && slot.grants.front().end == slot.pushed) slot.grants.pop();
+  if (slot.grants.count() > 0) push_data(slot);
 }
 
 TcpQueuePair::Judgement TcpQueuePair::on_response(const nvme::Cqe& cqe) {
@@ -213,7 +217,7 @@ TcpQueuePair::Judgement TcpQueuePair::on_r2t(const nvme::R2t& r2t) {
   if (slot->direction != Direction::to_target || slot->in_capsule || !slot->capsule_sent || slot->held) {
     return refuse("R2T for a command that has no data to send", FatalStatus::sequence_error);
   }
-  if (slot->queued || slot->pushed < slot->granted) {
+  if (slot->grants.count() == allowed_r2ts(config_)) {
     return refuse("more R2Ts at once than were allowed", FatalStatus::data_limit_exceeded);
   }
   if (r2t.r2to != slot->granted) {
@@ -223,9 +227,9 @@ TcpQueuePair::Judgement TcpQueuePair::on_r2t(const nvme::R2t& r2t) {
     return refuse("R2T beyond the command's data", FatalStatus::data_out_of_range, offsetof(nvme::R2t, r2tl),
                   Ending::wrong_length);
   }
-  slot->ttag = r2t.ttag;
   slot->granted += r2t.r2tl;
-  push_data(*slot);
+  slot->grants.push({.end = slot->granted, .ttag = r2t.ttag});
+  if (!slot->queued) push_data(*slot);
   return std::nullopt;
 }
 

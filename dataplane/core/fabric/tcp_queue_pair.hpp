@@ -27,6 +27,7 @@ struct TcpQueuePairConfig {
   DigestPolicy header_digest{DigestPolicy::off};
   DigestPolicy data_digest{DigestPolicy::off};
   std::uint8_t hpda{0};
+  std::uint32_t max_r2ts{Grants::kMost};  // that a target may have open for one command, 1..4
 };
 
 class TcpQueuePair final : public QueuePair, private FdHandler, private ReceiverClient, private SenderClient {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,6 +12,34 @@
 #include "fabric/tcp_sender.hpp"
 
 namespace akv::fabric {
+
+// What one R2T asked for.
+struct Grant {
+  std::uint32_t end{0};  // where it ends in the command's data; it begins where the one before it ends
+  std::uint16_t ttag{0};
+};
+
+// The R2Ts of a command that are not answered in full, in the order in which they came and are answered (TCP
+// 3.6.2.10; MAXR2T bounds their number).
+class Grants {
+ public:
+  static constexpr std::uint32_t kMost = 4;
+
+  [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
+  [[nodiscard]] const Grant& front() const noexcept { return ring_[first_]; }
+  // Not to be called with kMost of them.
+  void push(const Grant& grant) noexcept { ring_[(first_ + count_++) % kMost] = grant; }
+  void pop() noexcept {
+    first_ = (first_ + 1) % kMost;
+    --count_;
+  }
+  void clear() noexcept { count_ = 0; }
+
+ private:
+  std::array<Grant, kMost> ring_{};
+  std::uint32_t first_{0};
+  std::uint32_t count_{0};
+};
 
 // One outstanding command. Data moves in order in both directions, as the transport demands, so counters
 // tell all there is to know.
@@ -28,7 +57,7 @@ struct CommandSlot {
   std::uint32_t received{0};
   std::uint32_t granted{0};  // bytes that R2Ts asked for so far
   std::uint32_t pushed{0};   // of these, bytes put into H2CData PDUs
-  std::uint16_t ttag{0};
+  Grants grants{};
   Response response{};
   OutgoingPdu out{};
 };
@@ -59,6 +88,7 @@ class SlotTable {
     slot.direction = Direction::none;
     slot.in_capsule = slot.capsule_sent = slot.queued = slot.data_ended = slot.held = false;
     slot.received = slot.granted = slot.pushed = 0;
+    slot.grants.clear();
     return slot;
   }
   void release(CommandSlot& slot) noexcept {
