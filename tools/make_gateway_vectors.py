@@ -22,7 +22,8 @@ HEADER = struct.Struct("<IIHHIQQ")
 ENTRY = struct.Struct("<32sQIHH")
 REPLY, ERROR = 0x8000, 0xFFFF
 HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER = range(1, 11)
-BORROW, RETURN = 12, 13
+RELEASED, BORROW, RETURN = 11, 12, 13
+MISS, NOT_STORED, LATE = 1, 2, 6
 BUSY, BAD_REQUEST, UNSUPPORTED, NO_MEMORY, NO_SUCH_BLOCK = 1, 4, 5, 6, 7
 INLINE = 0xFFFF
 
@@ -377,6 +378,62 @@ def _borrowing_steps(keys: list[bytes]) -> list[dict[str, str]]:
     ]
 
 
+def _late_steps() -> list[dict[str, Any]]:
+    """A region of one page; the card misses the deadline of a GET, and lets go later."""
+    key = b"\x33" * 32
+    entry = ENTRY.pack(key, 0, 100, 1, 0)
+    number = struct.pack("<Q", 1)
+    return [
+        step("hello", hello(2, 0, "default"), welcome(0, 1, regions=(16, 64 << 30))),
+        {
+            **step(
+                "register",
+                frame(REGISTER, struct.pack("<QQ", 0, 4096), count=1, request=2),
+                frame(REGISTER | REPLY, number, count=1, request=2),
+            ),
+            "descriptor_bytes": 4096,
+        },
+        step(
+            "put",
+            frame(PUT, entry, count=1, request=3, dialog=77),
+            frame(PUT | REPLY, u32(0), count=1, request=3),
+        ),
+        {
+            **step(
+                "get",
+                frame(GET, entry, count=1, request=4, dialog=77),
+                frame(GET | REPLY, struct.pack("<II", LATE, 0), count=1, request=4),
+            ),
+            "card": "misses the deadline",
+        },
+        step(
+            "put of the same bytes",
+            frame(PUT, entry, count=1, request=5, dialog=77),
+            frame(PUT | REPLY, u32(NOT_STORED), count=1, request=5),
+        ),
+        step(
+            "get into the same bytes",
+            frame(GET, entry, count=1, request=6, dialog=77),
+            frame(GET | REPLY, struct.pack("<II", MISS, 0), count=1, request=6),
+        ),
+        {**step("released", b"", frame(RELEASED | REPLY, request=4)), "card": "lets go"},
+        step(
+            "get again",
+            frame(GET, entry, count=1, request=7, dialog=77),
+            frame(GET | REPLY, struct.pack("<II", 0, 100), count=1, request=7),
+        ),
+    ]
+
+
+def _stream_steps() -> list[dict[str, str]]:
+    """What can't be a frame ends the session, with a reason."""
+    text = "a frame does not begin with the magic 0x31564b41"
+    return [
+        step("hello", hello(0, 0, "default"), welcome(0, 1)),
+        step("no magic", bytes(range(32)), refusal(ERROR, BAD_REQUEST, text, 0)),
+    ]
+
+
 def mac_vectors() -> list[dict[str, str]]:
     """Proofs of a namespace's secret."""
     secret, client, server = bytes(range(100, 132)), bytes(range(32)), bytes(range(32, 64))
@@ -420,7 +477,11 @@ def protocol_vectors() -> dict[str, Any]:
             },
             {"name": "regions", "steps": _region_steps()},
             {"name": "borrowing", "lent_bytes": 256 << 10, "steps": _borrowing_steps(keys)},
+            {"name": "a late card", "steps": _late_steps()},
+            {"name": "a broken stream", "steps": _stream_steps()},
         ],
+        # The reply is an OK with the counters as JSON.
+        "stats": frame(STATS, request=9).hex(),
         "macs": mac_vectors(),
     }
 

@@ -33,13 +33,17 @@ _SENDERS: dict[Callable[..., Hasty[Any]], Callable[..., FastCall | None]] = {
 
 
 def _begin(
-    fast: FastSession | None, told: bool, kind: Callable[..., Hasty[Any]], arguments: tuple[Any, ...]
+    fast: FastSession | None,
+    told: bool,
+    kind: Callable[..., Hasty[Any]],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> FastCall | None:
     """The call as it was sent; None where it has to take the other way, which also says what is wrong."""
     if fast is None:
         return None
     try:
-        return _SENDERS[kind](fast, told, *arguments)
+        return _SENDERS[kind](fast, told, *arguments, **named)
     except (TypeError, ValueError):
         return None
 
@@ -63,7 +67,7 @@ class NativeClient(Client):
     ) -> T:
         wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         started = time.monotonic()
-        call = _begin(self._engine.fast, False, kind, arguments)
+        call = _begin(self._engine.fast, False, kind, arguments, named)
         if call is None:
             return self._run(kind(*arguments, **named), wait)
         try:
@@ -104,7 +108,7 @@ class NativeAsyncClient(AsyncClient):
     ) -> T:
         wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         started = time.monotonic()
-        call = _begin(self._engine.fast, True, kind, arguments)
+        call = _begin(self._engine.fast, True, kind, arguments, named)
         if call is None:
             return await self._run(kind(*arguments, **named), wait)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from integration.client.errors import LoanLostError, ProtocolError
+from integration.client.errors import ClientError, LoanLostError, ProtocolError
 from integration.client.keys import engine_key
 from integration.client.memory import Lease
 from integration.client.operations import (
@@ -70,12 +70,20 @@ class Views(Sequence[memoryview | None]):
         return True
 
     @staticmethod
-    def _check(proven: bool) -> None:
-        if not proven:
+    def _judge(proven: bool, failure: ClientError | None, error: BaseException | None) -> None:
+        """At the end of a `with` block, which `error` ended if one did: that one is raised on, as it was.
+
+        Raises:
+            LoanLostError: the block ended well, and what it read may not be its blocks.
+        """
+        if error is not None:
+            if failure is not None:
+                error.add_note(f"then the borrowed blocks could not be given back: {failure}")
+        elif not proven:
             raise LoanLostError(
                 "the session was lost while blocks were read in place: what was read may be other blocks; "
                 "drop it"
-            )
+            ) from failure
 
 
 def _release_all(views: list[memoryview | None]) -> None:

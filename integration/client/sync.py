@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
+from integration.client.errors import ClientError
 from integration.client.link import Link
 from integration.client.loans import Borrow, Loan, Return, Views
 from integration.client.memory import Block
@@ -252,9 +253,12 @@ class Borrowed(Views):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        proven = self.release()
-        if error is None:
-            self._check(proven)
+        proven, failure = False, None
+        try:
+            proven = self.release()
+        except ClientError as strict:
+            failure = strict
+        self._judge(proven, failure, error)
 
     def release(self, *, timeout: float | None = None) -> bool:
         """Give the blocks back. True: what was read until now was their content; else drop it."""

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from integration.client import AsyncClient, Client, ClientError, Got, LoanLostError, Status
+from integration.client import (
+    AsyncClient,
+    Client,
+    ClientError,
+    GatewayUnavailableError,
+    Got,
+    LoanLostError,
+    Status,
+)
 from tests.support.dataplane import Dataplane, TestCard
 from tests.support.procs import ROOT, python_environment, wait_until
 
@@ -170,22 +178,34 @@ async def test_asyncio_reads_in_place(lending: Dataplane) -> None:
         async with await client.borrow([_key(1), b"absent"], 7) as views:
             assert list(views) == [payload, None]
         assert (await client.stats())["borrowed_bytes"] == 0
-        held = await client.borrow([_key(1)], 7)
+        held, failing = [await client.borrow([_key(1)], 7) for _ in range(2)]
         lending.kill()
         with pytest.raises(ClientError):
             await held.release()
         assert held[0] is not None
+        with pytest.raises(ZeroDivisionError) as raised:
+            async with failing:
+                raise ZeroDivisionError
+        assert "could not be given back" in raised.value.__notes__[0]
 
 
 def test_views_outlive_the_session_and_release_says_that_it_was_lost(lending: Dataplane) -> None:
-    with lending.client(strict=False) as client:
+    with lending.client(strict=False) as client, lending.client(strict=True) as strict:
         [payload] = _warm(client, [_key(1)], [LENGTH])
         views = client.borrow([_key(1)], 7)
+        failing, reading = strict.borrow([_key(1)], 7), strict.borrow([_key(1)], 7)
         assert views[0] is not None
         kept = memoryview(views[0])
         lending.kill()
         with pytest.raises(LoanLostError, match="drop it"), views:
             wait_until(lambda: not views.valid, "the session is lost")
+        wait_until(lambda: not failing.valid, "the session is lost")
+        with pytest.raises(ZeroDivisionError) as raised, failing:
+            raise ZeroDivisionError
+        assert "could not be given back" in raised.value.__notes__[0], "the body's error comes first"
+        with pytest.raises(LoanLostError) as lost, reading:
+            pass
+        assert isinstance(lost.value.__cause__, GatewayUnavailableError)
         assert bytes(kept) == payload, "the memory stays mapped as long as it is looked at"
         assert list(client.borrow([_key(1)], 7)) == [None]
     assert bytes(kept) == payload

@@ -27,6 +27,8 @@ TEST(GatewaySession, ConversationsFollowTheSharedVectors) {
       SCOPED_TRACE(conversation["name"].get<std::string>() + ": " + step["name"].get<std::string>());
       const Bytes expected = akv::test::from_hex(step["expect"]);
       const Bytes request = akv::test::from_hex(step["send"]);
+      const std::string card = step.value("card", "");
+      bench.queue().hold = card == "misses the deadline";
       if (step.contains("descriptor_bytes")) {
         const UniqueFd file(::memfd_create("vector", MFD_CLOEXEC));
         ASSERT_EQ(::ftruncate(file.get(), step["descriptor_bytes"].get<off_t>()), 0);
@@ -34,11 +36,34 @@ TEST(GatewaySession, ConversationsFollowTheSharedVectors) {
       } else {
         client.send(request);
       }
+      if (bench.queue().hold) {
+        ASSERT_TRUE(bench.turn_until([&] { return !bench.queue().held.empty(); }));
+        bench.queue().time_out(0);
+      }
+      if (card == "lets go") bench.queue().release_late();
       bench.turn_until([&] { return !client.receive() || client.received.size() >= expected.size(); });
       EXPECT_EQ(client.received, expected);
       client.received.clear();
     }
   }
+}
+
+TEST(GatewaySession, StatsFollowTheSharedVectors) {
+  const Bytes request = akv::test::from_hex(akv::test::read_vectors("protocol.json")["stats"]);
+  Bench bench;
+  TestClient client(bench);
+  ASSERT_TRUE(client.hello(0));
+  const auto reply = client.call(request);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->status(), FrameStatus::ok);
+  EXPECT_EQ(reply->header.opcode, static_cast<std::uint16_t>(Opcode::stats) | wire::kReply);
+  EXPECT_EQ(reply->header.count, 0U);
+  EXPECT_EQ(reply->header.request_id, 9U);
+  const auto counters = nlohmann::json::parse(
+      std::string_view(reinterpret_cast<const char*>(reply->body.data()), reply->body.size()));
+  ASSERT_FALSE(counters.empty());
+  for (const auto& [name, value] : counters.items())
+    EXPECT_TRUE(value.is_number_unsigned()) << name;
 }
 
 TEST(GatewaySession, TheDescriptorComesWithTheFirstByteAndIsTheArena) {

@@ -14,6 +14,8 @@ from types import FrameType
 import pytest
 
 from integration.client import AsyncClient, Client, Got, Status, connect
+from integration.client.operations import Exists, MatchPrefix
+from integration.client.transfers import Get
 from tests.support.gateway import GET, PUT, Limits, ReferenceGateway
 from tests.support.procs import ROOT, wait_until
 
@@ -146,3 +148,14 @@ def test_what_is_not_plain_goes_the_other_way_with_the_same_blocks(client: Clien
     assert client.match_prefix(iter([KEYS[0]]), 1) == 1  # type: ignore[arg-type]
     assert client.match_prefix([], 1) == 0
     assert client.get([], [], 1) == []
+
+
+async def test_arguments_may_be_given_by_name(gateway: ReferenceGateway, client: Client, path: Path) -> None:
+    """Also to the hot calls, whose arguments go two ways."""
+    blocks = client.alloc(2, 4096)
+    assert client.put(keys=KEYS[:2], data=blocks, dialog=1) == [Status.OK] * 2
+    assert client.get(into=blocks, keys=KEYS[:2], dialog=1) == [Got(Status.OK, 4096)] * 2
+    assert client._hot(Exists, None, dialog=1, keys=KEYS[:3]) == [True, True, False]
+    assert client._hot(Get, None, KEYS[:1], dialog=1, into=blocks[:1]) == [Got(Status.OK, 4096)]
+    async with await AsyncClient.connect(socket=str(path), implementation="native") as other:
+        assert await other._hot(MatchPrefix, None, dialog=1, keys=KEYS[:3]) == 2

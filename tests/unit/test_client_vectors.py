@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 from integration.client.config import ClientConfig
-from integration.client.errors import RequestRefusedError
+from integration.client.errors import ProtocolError, RequestRefusedError
 from integration.client.handshake import Handshake, Welcome, session_mac
 from integration.client.keys import default_affinity, dialog_id
 from integration.client.loans import Borrow, Return
 from integration.client.memory import Block, Lease
-from integration.client.operations import Alloc, Delete, Exists, Free, MatchPrefix, Operation, SessionView
+from integration.client.operations import (
+    Alloc,
+    Delete,
+    Exists,
+    Free,
+    MatchPrefix,
+    Operation,
+    SessionView,
+    Stats,
+)
 from integration.client.regions import Region, Register, Unregister
 from integration.client.session import Call, Credits, Session
 from integration.client.transfers import Get, Got, Put
@@ -145,6 +154,41 @@ def test_borrowing() -> None:
     proven, refused = _run(view, steps["return again"], Return(loan))
     assert not proven
     assert isinstance(refused, RequestRefusedError)
+
+
+def test_a_late_card() -> None:
+    """A GET is told LATE: a miss whose block is the gateway's until RELEASED comes."""
+    steps = _steps("a late card")
+    view = _view(steps["hello"])
+    with open(os.memfd_create("vector"), "wb") as file:
+        file.truncate(4096)
+        region = Region(file.fileno(), 0, None)
+    assert _run(view, steps["register"], Register(region)) == (None, None)
+    [key], block = _keys(steps["put"], 48), region.block(0, 100)
+    assert _run(view, steps["put"], Put([key], [block], 77))[0] == [Status.OK]
+    session = Session(view, lambda frame, _: None, Credits(view.welcome.credits, view.welcome.max_entries))
+    get = Get([key], [block], 77)
+    session.start(Call(get, lambda: None, 0.0))
+    for name in ("get", "released"):
+        assert block.busy, name
+        answer = bytearray.fromhex(steps[name]["expect"])
+        answer[16:24] = (1).to_bytes(8, "little")  # the request's id here
+        session.receive(_frame(bytes(answer)))
+        assert get.result() == [Got(Status.MISS, 0)]
+    assert not block.busy
+    assert _run(view, steps["get again"], Get([key], [block], 77))[0] == [Got(Status.OK, 100)]
+
+
+def test_stats_and_the_end_of_a_broken_stream() -> None:
+    sent: list[bytes] = []
+    view = _view(_steps("a broken stream")["hello"])
+    session = Session(view, lambda frame, _: sent.append(frame), Credits(32, 4096))
+    call = Call(Stats(), lambda: None, 0.0)
+    session.start(call)
+    expected = bytes.fromhex(PROTOCOL["stats"])
+    assert sent[0][:16] + sent[0][24:] == expected[:16] + expected[24:], "all but the request id"
+    with pytest.raises(ProtocolError, match="does not begin with the magic 0x31564b41"):
+        session.receive(_frame(bytes.fromhex(_steps("a broken stream")["no magic"]["expect"])))
 
 
 def test_inline() -> None:
