@@ -1,9 +1,8 @@
 // The file under the file store: with and without the page cache, its tables, what recovery reads, and media
 // that fail.
 #include <map>
-#include <set>
 
-#include "softcard/store_access.hpp"
+#include "softcard/key_index.hpp"
 #include "softcard_support.hpp"
 
 namespace akv::softcard {
@@ -12,6 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::Directory;
 using test::expect_value;
+using test::FileModes;
 using test::key_of;
 using test::kKiB;
 using test::read_at;
@@ -55,21 +55,6 @@ TEST(KeyIndex, IsAMapInOrderAndLittleMemory) {
   EXPECT_LT(index.memory_bytes(), 8192U);
 }
 
-// With the page cache and past it.
-class FileModes : public ::testing::TestWithParam<bool> {
- protected:
-  [[nodiscard]] CardFileSpec wanted(std::uint64_t capacity = 2048 * kKiB) const {
-    auto wanted = spec(directory_.file(), capacity);
-    wanted.direct = GetParam();
-    wanted.faults = &faults_;
-    return wanted;
-  }
-  void fault(std::string_view words) { faults_.add(parse_fault(words)); }
-
-  // On a disk: memory file systems of older kernels have no direct I/O.
-  Directory directory_;
-  mutable Faults faults_;
-};
 INSTANTIATE_TEST_SUITE_P(PageCacheAndDirect, FileModes, ::testing::Bool());
 
 TEST_P(FileModes, StoresReplacesRemovesAndComesBack) {
@@ -200,6 +185,24 @@ TEST_P(FileModes, PairsThatAreRetrievedStayThroughManySegments) {
   EXPECT_GT(store.stats().moves, 30U);
 }
 
+// Also where one segment alone holds more of them, and where the file has more from before.
+TEST_P(FileModes, TheNumberOfPairsIsBoundedToo) {
+  for (const std::uint64_t most : {200U, 50U}) {
+    auto bounded = wanted();
+    bounded.max_keys = most;
+    FileStore store(bounded);
+    for (unsigned i = 0; i < 1000; ++i) {
+      ASSERT_EQ(store.put(key_of(std::to_string(i)), value_of(10, i)), nvme::kSuccess);
+      ASSERT_LE(store.stats().keys, most);
+      if (i % 100 == 0) expect_value(store, std::to_string(i), 10, i);
+    }
+    EXPECT_GE(store.stats().evictions, 1000 - most);
+    EXPECT_EQ(store.stats().max_keys, most);
+  }
+  EXPECT_EQ(FileStore(wanted()).stats().max_keys, 65'536U);
+  EXPECT_EQ(default_max_keys(std::uint64_t{1} << 40U), std::uint64_t{64} << 20U) << "64 Mi pairs a TiB";
+}
+
 TEST_P(FileModes, AFileOfTheOtherModeIsRefused) {
   {
     const FileStore made(wanted());
@@ -212,89 +215,6 @@ TEST_P(FileModes, AFileOfTheOtherModeIsRefused) {
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("--direct"), std::string::npos) << error.what();
   }
-}
-
-// Threads, with a reactor on this one.
-class Threads : public FileModes {
- protected:
-  Threads() : store_(wanted()), access_(reactor_, store_, 2) {}
-
-  void run_until(const std::function<bool()>& holds) {
-    const auto end = monotonic_now() + std::chrono::seconds(30);
-    while (!holds() && monotonic_now() < end)
-      reactor_.run_once(std::chrono::milliseconds(50));
-    ASSERT_TRUE(holds());
-  }
-  void put(const std::string& key, std::size_t size, unsigned seed) {
-    std::optional<nvme::Status> status;
-    access_.put(key_of(key), value_of(size, seed), 0, [&](nvme::Status got) { status = got; });
-    run_until([&] { return status.has_value(); });
-    EXPECT_EQ(*status, nvme::kSuccess);
-  }
-
-  Reactor reactor_;
-  FileStore store_;
-  ThreadedAccess access_;
-};
-INSTANTIATE_TEST_SUITE_P(PageCacheAndDirect, Threads, ::testing::Bool());
-
-TEST_P(Threads, AReadThatHangsHoldsUpNoOther) {
-  put("a", 5000, 1);
-  put("b", 5000, 2);
-  fault("file-read hang count=1");
-  std::vector<std::string> done;
-  access_.get(key_of("a"), [&](nvme::Status, const Value&) { done.emplace_back("a"); });
-  run_until([&] { return faults_.all().front().hits == 1; });
-  access_.get(key_of("b"), [&](nvme::Status status, const Value& value) {
-    EXPECT_EQ(status, nvme::kSuccess);
-    EXPECT_EQ(value.size, 5000U);
-    done.emplace_back("b");
-  });
-  put("c", 100, 3);
-  run_until([&] { return done.size() == 1; });
-  EXPECT_EQ(done, std::vector<std::string>{"b"});
-  EXPECT_EQ(access_.waiting(), 1U);
-  faults_.clear();
-  run_until([&] { return done.size() == 2; });
-}
-
-TEST_P(Threads, GetsWhileTheLogTurnsOverNeverSeeAnotherValue) {
-  std::size_t outstanding = 0;
-  std::size_t hits = 0;
-  std::mt19937 source(3);
-  for (unsigned i = 0; i < 3000; ++i) {
-    const auto name = static_cast<unsigned>(source() % 200);
-    const auto key = key_of(std::to_string(name));
-    ++outstanding;
-    if (i % 3 == 0) {
-      access_.put(key, value_of(3000 + name, name), 0, [&](nvme::Status status) {
-        EXPECT_EQ(status, nvme::kSuccess);
-        --outstanding;
-      });
-    } else {
-      access_.get(key, [&, name](nvme::Status status, const Value& value) {
-        --outstanding;
-        if (status == nvme::kKvKeyDoesNotExist) return;
-        EXPECT_EQ(status, nvme::kSuccess);
-        const auto expected = value_of(3000 + name, name);
-        EXPECT_EQ(value.size, expected.size);
-        EXPECT_EQ(std::memcmp(value.bytes.get(), expected.bytes.get(), expected.size), 0);
-        ++hits;
-      });
-    }
-    run_until([&] { return outstanding < 16; });
-  }
-  run_until([&] { return outstanding == 0; });
-  EXPECT_GT(hits, 500U);
-  EXPECT_EQ(store_.stats().corrupt, 0U);
-}
-
-TEST_P(Threads, TheirEndWaitsForNothingThatHangs) {
-  put("a", 5000, 1);
-  fault("file-read hang");
-  access_.get(key_of("a"), [](nvme::Status, const Value&) { ADD_FAILURE() << "no answers at the end"; });
-  run_until([&] { return faults_.all().front().hits == 1; });
-  faults_.release();
 }
 
 }  // namespace

@@ -77,4 +77,20 @@ inline std::string read_at(const fs::path& path, std::uint64_t offset, std::size
   return bytes;
 }
 
+// With the page cache and past it.
+class FileModes : public ::testing::TestWithParam<bool> {
+ protected:
+  [[nodiscard]] CardFileSpec wanted(std::uint64_t capacity = 2048 * kKiB) const {
+    auto wanted = spec(directory_.file(), capacity);
+    wanted.direct = GetParam();
+    wanted.faults = &faults_;
+    return wanted;
+  }
+  void fault(std::string_view words) { faults_.add(parse_fault(words)); }
+
+  // On a disk: memory file systems of older kernels have no direct I/O.
+  Directory directory_;
+  mutable Faults faults_;
+};
+
 }  // namespace akv::softcard::test

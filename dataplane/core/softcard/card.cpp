@@ -90,6 +90,7 @@ Storage open_storage(Reactor& reactor, const CardConfig& card, Faults& faults) {
                                                         .serial = card.serial,
                                                         .capacity = card.capacity,
                                                         .max_value_bytes = card.max_value_bytes,
+                                                        .max_keys = card.max_keys,
                                                         .direct = card.direct,
                                                         .faults = &faults});
   auto access = std::make_unique<ThreadedAccess>(reactor, *store, card.file_readers);

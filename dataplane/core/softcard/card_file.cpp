@@ -48,6 +48,19 @@ std::uint32_t superblock_crc(const Superblock& block) {
   return crc32c(nvme::wire_bytes(block).first(offsetof(Superblock, crc)));
 }
 
+// No number in a file decides how much memory is taken: the layout is that of its capacity, which the command
+// line names too.
+bool follows_from_capacity(const Superblock& block) {
+  if (block.max_value_bytes < kMinValueBytes) return false;
+  CardFileSpec wanted;
+  wanted.capacity = block.capacity;
+  wanted.max_value_bytes = block.max_value_bytes;
+  wanted.direct = block.align == kDirectAlign;
+  const auto plan = plan_layout(wanted);
+  return plan.max_value_bytes == block.max_value_bytes && plan.segment_bytes == block.segment_bytes &&
+         plan.segments == block.segments;
+}
+
 bool all_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
@@ -74,6 +87,12 @@ Superblock plan_layout(const CardFileSpec& spec) {
   plan.segments = static_cast<std::uint32_t>((spec.capacity - kSuperblockBytes) / plan.segment_bytes);
   nvme::set_padded(plan.serial, spec.serial);
   return plan;
+}
+
+std::uint64_t default_max_keys(std::uint64_t capacity) noexcept {
+  constexpr std::uint64_t least = 65'536;
+  constexpr std::uint64_t bytes_a_key = 16'384;
+  return std::max(least, capacity / bytes_a_key);
 }
 
 SharedBytes allocate_blocks(std::size_t bytes) {
@@ -184,6 +203,9 @@ void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
     refuse(spec.path, std::string("was made with") + (spec.direct ? "out" : "") +
                           " --direct; serve it so, or remove it");
   }
+  if (!follows_from_capacity(block)) {
+    refuse(spec.path, "has a layout that does not follow from its capacity; remove it or give another path");
+  }
   if (const auto whole = segment_offset(block.segments); size < whole) {
     refuse(spec.path, "has " + std::to_string(size) + " of its " + std::to_string(whole) +
                           " bytes: it was cut; remove it or give another path");
@@ -240,10 +262,50 @@ bool CardFile::write(std::uint64_t offset, std::span<const std::byte> head,
   return write_raw(offset, head, body);
 }
 
+bool CardFile::write_all(std::uint64_t offset, std::span<const Piece> pieces) noexcept {
+  const auto fault = faults_ == nullptr ? std::nullopt : faults_->take(FaultOp::file_write);
+  if (!fault) return write_pieces(offset, pieces);
+  if (fault->kind == FaultKind::torn)
+    static_cast<void>(write_pieces(offset, pieces.first(pieces.size() / 2)));
+  errno = fault->error_number;
+  if (fault->kind == FaultKind::error || fault->kind == FaultKind::torn) return false;
+  faults_->wait(*fault);
+  return write_pieces(offset, pieces);
+}
+
 bool CardFile::write_raw(std::uint64_t offset, std::span<const std::byte> head,
                          std::span<const std::byte> body) noexcept {
-  if (!direct_) return write_plain(offset, head, body);
-  const auto bytes = round_up(head.size() + body.size(), kDirectAlign);
+  if (direct_) {
+    const Piece piece{head, body};
+    return write_bounced(offset, {&piece, 1});
+  }
+  std::array<iovec, 2> vectors{iovec{const_cast<std::byte*>(head.data()), head.size()},
+                               iovec{const_cast<std::byte*>(body.data()), body.size()}};
+  return write_vectors(offset, vectors);
+}
+
+bool CardFile::write_pieces(std::uint64_t offset, std::span<const Piece> pieces) noexcept {
+  if (direct_) return write_bounced(offset, pieces);
+  static constexpr std::array<std::byte, kRecordAlign> zeros{};
+  std::array<iovec, 3 * kMostPieces> vectors;
+  std::size_t count = 0;
+  const auto add = [&](std::span<const std::byte> bytes) {
+    if (!bytes.empty()) vectors[count++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
+  };
+  for (const Piece& piece : pieces) {
+    const auto bytes = piece.head.size() + piece.body.size();
+    add(piece.head);
+    add(piece.body);
+    add(std::span(zeros).first(round_up(bytes, kRecordAlign) - bytes));
+  }
+  return write_vectors(offset, std::span(vectors).first(count));
+}
+
+// Through memory that direct I/O takes; it stays as large as the largest write.
+bool CardFile::write_bounced(std::uint64_t offset, std::span<const Piece> pieces) noexcept {
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces)
+    bytes += round_up(piece.head.size() + piece.body.size(), kDirectAlign);
   if (bytes > bounce_bytes_) {
     try {
       bounce_ = allocate_blocks(bytes);
@@ -253,26 +315,36 @@ bool CardFile::write_raw(std::uint64_t offset, std::span<const std::byte> head,
     }
     bounce_bytes_ = bytes;
   }
-  std::memcpy(bounce_.get(), head.data(), head.size());
-  if (!body.empty()) std::memcpy(bounce_.get() + head.size(), body.data(), body.size());
-  const auto written = head.size() + body.size();
-  std::memset(bounce_.get() + written, 0, bytes - written);
-  return write_plain(offset, {bounce_.get(), bytes}, {});
+  std::byte* to = bounce_.get();
+  for (const Piece& piece : pieces) {
+    const auto filled = std::ranges::copy(piece.body, std::ranges::copy(piece.head, to).out).out;
+    to += round_up(piece.head.size() + piece.body.size(), kDirectAlign);
+    std::fill(filled, to, std::byte{0});
+  }
+  iovec whole{bounce_.get(), bytes};
+  return write_vectors(offset, {&whole, 1});
 }
 
-bool CardFile::write_plain(std::uint64_t offset, std::span<const std::byte> head,
-                           std::span<const std::byte> body) noexcept {
-  while (!head.empty() || !body.empty()) {
-    const std::array<iovec, 2> vectors{iovec{const_cast<std::byte*>(head.data()), head.size()},
-                                       iovec{const_cast<std::byte*>(body.data()), body.size()}};
-    const auto wrote = ::pwritev(fd_.get(), vectors.data(), 2, static_cast<off_t>(offset));
+bool CardFile::write_vectors(std::uint64_t offset, std::span<iovec> vectors) noexcept {
+  while (!vectors.empty()) {
+    if (vectors.front().iov_len == 0) {
+      vectors = vectors.subspan(1);
+      continue;
+    }
+    const auto wrote =
+        ::pwritev(fd_.get(), vectors.data(), static_cast<int>(vectors.size()), static_cast<off_t>(offset));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) return false;
-    const auto bytes = static_cast<std::size_t>(wrote);
-    const auto of_head = std::min(bytes, head.size());
-    head = head.subspan(of_head);
-    body = body.subspan(bytes - of_head);
-    offset += bytes;
+    offset += static_cast<std::uint64_t>(wrote);
+    auto left = static_cast<std::size_t>(wrote);
+    while (left > 0) {
+      iovec& first = vectors.front();
+      const auto taken = std::min(left, first.iov_len);
+      first.iov_base = static_cast<std::byte*>(first.iov_base) + taken;
+      first.iov_len -= taken;
+      left -= taken;
+      if (first.iov_len == 0) vectors = vectors.subspan(1);
+    }
   }
   return true;
 }

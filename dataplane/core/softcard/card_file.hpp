@@ -2,6 +2,8 @@
 // and written with or without the page cache.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
@@ -21,6 +23,7 @@ struct CardFileSpec {
   std::string serial;
   std::uint64_t capacity{0};         // bytes
   std::uint32_t max_value_bytes{0};  // wanted; a small capacity lowers it
+  std::uint64_t max_keys{0};         // 0: default_max_keys() of the capacity
   bool direct{false};                // past the page cache (O_DIRECT)
   Faults* faults{nullptr};           // those of file_read and file_write strike here
 };
@@ -46,6 +49,14 @@ class CardFile {
   // undefined. False on an I/O error.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> head,
                            std::span<const std::byte> body = {}) noexcept;
+  struct Piece {
+    std::span<const std::byte> head;
+    std::span<const std::byte> body;
+  };
+  static constexpr std::size_t kMostPieces = 256;
+  // Side by side from `offset`, in one write: each begins at a multiple of the alignment, and zeros go up to
+  // the next one. At most kMostPieces. False on an I/O error; any of them may be there all the same.
+  [[nodiscard]] bool write_all(std::uint64_t offset, std::span<const Piece> pieces) noexcept;
   // A few bytes anywhere within one block of 4,096 bytes; the others stay.
   [[nodiscard]] bool patch(std::uint64_t offset, std::span<const std::byte> bytes) noexcept;
   // Throws std::system_error.
@@ -63,8 +74,9 @@ class CardFile {
   [[nodiscard]] bool read_raw(std::uint64_t offset, std::span<std::byte> to) const noexcept;
   [[nodiscard]] bool write_raw(std::uint64_t offset, std::span<const std::byte> head,
                                std::span<const std::byte> body) noexcept;
-  [[nodiscard]] bool write_plain(std::uint64_t offset, std::span<const std::byte> head,
-                                 std::span<const std::byte> body) noexcept;
+  [[nodiscard]] bool write_pieces(std::uint64_t offset, std::span<const Piece> pieces) noexcept;
+  [[nodiscard]] bool write_bounced(std::uint64_t offset, std::span<const Piece> pieces) noexcept;
+  [[nodiscard]] bool write_vectors(std::uint64_t offset, std::span<iovec> vectors) noexcept;
 
   UniqueFd fd_;
   bool direct_{false};
@@ -79,6 +91,10 @@ class CardFile {
 // Segment size and count for a capacity; throws std::runtime_error when the capacity is too small to work
 // with.
 [[nodiscard]] Superblock plan_layout(const CardFileSpec& spec);
+
+// A pair takes memory however short its value is: one for each 16 KiB of the capacity, and not less than
+// 65,536.
+[[nodiscard]] std::uint64_t default_max_keys(std::uint64_t capacity) noexcept;
 
 // Uninitialised memory that direct I/O takes, at least `bytes`, in whole blocks. Throws std::bad_alloc.
 [[nodiscard]] SharedBytes allocate_blocks(std::size_t bytes);

@@ -25,6 +25,7 @@ struct CardConfig {
   std::optional<std::filesystem::path> file;
   bool direct{false};             // past the page cache
   std::uint16_t file_readers{8};  // threads that read the file
+  std::uint64_t max_keys{0};      // of a file; 0: as many as its capacity gives
   std::uint32_t max_value_bytes{std::uint32_t{8} << 20U};
   std::uint16_t max_queues{64};  // I/O queues of one controller
   std::uint32_t max_connections{1024};

@@ -16,6 +16,13 @@ bool plausible(const RecordHeader& record, const Superblock& layout, std::uint64
          (record.kind == RecordKind::value || record.kind == RecordKind::removed);
 }
 
+bool plausible(const TableEntry& entry, const Superblock& layout) {
+  return entry.key_length >= 1 && entry.key_length <= nvme::kKvKeyMaxBytes &&
+         entry.value_bytes <= layout.max_value_bytes &&
+         entry.unit * kRecordAlign + record_bytes(entry.value_bytes, layout.align) <= layout.segment_bytes &&
+         (entry.kind == RecordKind::value || entry.kind == RecordKind::removed);
+}
+
 }  // namespace
 
 std::optional<FileStore::Found> FileStore::decode(std::span<const std::byte> raw, std::uint64_t sequence,
@@ -70,7 +77,7 @@ std::optional<std::vector<TableEntry>> FileStore::read_table(std::uint32_t segme
     const auto& entry = table.back();
     const auto crc = header_crc(entry, salt() + known.sequence);
     const bool known_mark = entry.crc == crc || entry.crc == (crc ^ kOutdatedMark);
-    if (!known_mark || entry.key_length == 0 || entry.key_length > nvme::kKvKeyMaxBytes) return std::nullopt;
+    if (!known_mark || !plausible(entry, file_.superblock())) return std::nullopt;
   }
   return table;
 }

@@ -17,7 +17,10 @@ constexpr std::size_t kManySegments = 32;
 
 }  // namespace
 
-FileStore::FileStore(const CardFileSpec& spec) : file_(spec), segments_(file_.superblock().segments) {
+FileStore::FileStore(const CardFileSpec& spec)
+    : file_(spec),
+      max_keys_(spec.max_keys == 0 ? default_max_keys(spec.capacity) : spec.max_keys),
+      segments_(file_.superblock().segments) {
   spare_ = segments_.size() >= kManySegments ? 2 : 1;
   recover();
 }
@@ -25,16 +28,9 @@ FileStore::FileStore(const CardFileSpec& spec) : file_(spec), segments_(file_.su
 void FileStore::recover() {
   const auto found = find_segments();
   for (std::size_t i = 0; i < found.size(); ++i) {
-    const auto& [header, index] = found[i];
-    segments_[index].sequence = last_sequence_ = header.sequence;
-    segments_[index].last_crc = header.crc;
-    in_use_.push_back(index);
-    open_.clear();
-    if (replay_table(index)) continue;
-    const bool newest = i + 1 == found.size();
-    const bool end_known = !newest && found[i + 1].header.previous_sequence == header.sequence;
-    const std::uint64_t whole = segment_bytes();
-    replay(index, end_known ? std::min(found[i + 1].header.previous_used, whole) : whole, newest);
+    replay_segment(found, i);
+    while (!has_room_for_key() && release_oldest(false)) {
+    }
   }
   // Segments whose headers rotted had numbers that nobody knows any more, and none may be used twice.
   last_sequence_ += segments_.size() + std::random_device{}();
@@ -49,6 +45,19 @@ void FileStore::recover() {
              {"gaps", gaps_},
              {"read_bytes", file_.bytes_read()},
              {"index_bytes", index_.memory_bytes()}});
+}
+
+void FileStore::replay_segment(const std::vector<Recovered>& found, std::size_t number) {
+  const auto& [header, index] = found[number];
+  segments_[index].sequence = last_sequence_ = header.sequence;
+  segments_[index].last_crc = header.crc;
+  in_use_.push_back(index);
+  open_.clear();
+  if (replay_table(index)) return;
+  const bool newest = number + 1 == found.size();
+  const bool end_known = !newest && found[number + 1].header.previous_sequence == header.sequence;
+  const std::uint64_t whole = segment_bytes();
+  replay(index, end_known ? std::min(found[number + 1].header.previous_used, whole) : whole, newest);
 }
 
 // The segments in use, oldest first; the others are free.

@@ -42,7 +42,8 @@ StoreStats FileStore::stats() const noexcept {
           .evictions = evictions_,
           .moves = moves_,
           .corrupt = corrupt_,
-          .index_bytes = index_.memory_bytes()};
+          .index_bytes = index_.memory_bytes(),
+          .max_keys = max_keys_};
 }
 
 void FileStore::flush() {
@@ -63,8 +64,11 @@ void FileStore::settle() {
 nvme::Status FileStore::put(const nvme::KvKey& key, Value value, std::uint8_t options) {
   settle();
   if (value.size > max_value_bytes()) return nvme::kCapacityExceeded;
-  const auto status = check_store_options(find(key).has_value(), options);
-  return status == nvme::kSuccess ? write_pair(RecordKind::value, key, value.view()) : status;
+  const bool known = find(key).has_value();
+  const auto status = check_store_options(known, options);
+  if (status != nvme::kSuccess) return status;
+  if (!known && !make_room_for_key()) return nvme::kInternalError;
+  return write_pair(RecordKind::value, key, value.view());
 }
 
 nvme::Status FileStore::remove(const nvme::KvKey& key) {
@@ -92,27 +96,39 @@ nvme::Status FileStore::write_pair(RecordKind kind, const nvme::KvKey& key,
 bool FileStore::append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value,
                        std::uint8_t chances) {
   const auto index = in_use_.back();
-  auto& segment = segments_[index];
-  RecordHeader record{.kind = kind,
-                      .key_length = key.length,
-                      .sequence = segment.sequence,
-                      .value_bytes = static_cast<std::uint32_t>(value.size()),
-                      .value_crc = crc32c(value),
-                      .key = key.bytes,
-                      .previous = segment.last_crc};
-  seal(record, salt());
-  if (!file_.write(at(index, segment.used), nvme::wire_bytes(record), value)) return false;
-  TableEntry entry{.key = key.bytes,
-                   .unit = static_cast<std::uint32_t>(segment.used / kRecordAlign),
-                   .value_bytes = record.value_bytes,
-                   .key_length = key.length,
-                   .kind = kind};
-  entry.crc = header_crc(entry, salt() + segment.sequence);
-  open_.push_back(entry);
-  segment.used += record_bytes(value.size(), align());
-  segment.last_crc = record.crc;
-  apply(entry, index, chances);
+  const auto record = make_record(kind, key, value);
+  if (!file_.write(at(index, segments_[index].used), nvme::wire_bytes(record.header), value)) return false;
+  take_place(record);
+  apply(record.entry, index, chances);
   return true;
+}
+
+FileStore::NewRecord FileStore::make_record(RecordKind kind, const nvme::KvKey& key,
+                                            std::span<const std::byte> value) const {
+  const auto& segment = segments_[in_use_.back()];
+  NewRecord made{.header = {.kind = kind,
+                            .key_length = key.length,
+                            .sequence = segment.sequence,
+                            .value_bytes = static_cast<std::uint32_t>(value.size()),
+                            .value_crc = crc32c(value),
+                            .key = key.bytes,
+                            .previous = segment.last_crc},
+                 .entry = {.key = key.bytes,
+                           .unit = static_cast<std::uint32_t>(segment.used / kRecordAlign),
+                           .value_bytes = static_cast<std::uint32_t>(value.size()),
+                           .key_length = key.length,
+                           .kind = kind}};
+  seal(made.header, salt());
+  made.entry.crc = header_crc(made.entry, salt() + segment.sequence);
+  return made;
+}
+
+// The next record comes behind this one.
+void FileStore::take_place(const NewRecord& record) {
+  auto& segment = segments_[in_use_.back()];
+  open_.push_back(record.entry);
+  segment.used += record_bytes(record.header.value_bytes, align());
+  segment.last_crc = record.header.crc;
 }
 
 // The record is in the file: the index follows, and what it replaces is marked.
@@ -188,6 +204,22 @@ bool FileStore::make_room(std::uint64_t bytes) {
   int moving_rounds = kMovingRounds;
   while (!fits(bytes)) {
     if (!next_segment(moving_rounds)) return false;
+  }
+  return true;
+}
+
+bool FileStore::has_room_for_key() const {
+  const std::lock_guard lock(mutex_);
+  return index_.size() + staged_.size() < max_keys_;
+}
+
+// The index is bounded as well as the file: where values are short, the oldest segments go before the file is
+// full.
+bool FileStore::make_room_for_key() {
+  while (!has_room_for_key()) {
+    int moving_rounds = 0;
+    if (in_use_.size() == 1 && !next_segment(moving_rounds)) return false;
+    if (!has_room_for_key() && !release_oldest(false)) return false;
   }
   return true;
 }

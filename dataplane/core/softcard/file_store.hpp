@@ -13,8 +13,16 @@
 
 namespace akv::softcard {
 
-// get(), find(), walk() and stats() from any thread; put(), remove(), settle() and flush() from one at a
-// time.
+// One of several stores that are done together.
+struct PutRequest {
+  nvme::KvKey key;
+  Value value;
+  std::uint8_t options{0};
+  nvme::Status status{nvme::kInternalError};  // the answer
+};
+
+// get(), find(), walk() and stats() from any thread; put(), put_all(), remove(), settle() and flush() from
+// one at a time.
 class FileStore final : public Store {
  public:
   // Recovers what the file holds. Throws as CardFile does.
@@ -23,6 +31,8 @@ class FileStore final : public Store {
   [[nodiscard]] std::uint32_t max_value_bytes() const noexcept override;
   [[nodiscard]] std::optional<std::uint32_t> find(const nvme::KvKey& key) const override;
   [[nodiscard]] nvme::Status put(const nvme::KvKey& key, Value value, std::uint8_t options = 0) override;
+  // As put() for each in turn; what lies side by side in the file is written at once.
+  void put_all(std::span<PutRequest> puts);
   [[nodiscard]] nvme::Status get(const nvme::KvKey& key, Value& value) override;
   [[nodiscard]] nvme::Status remove(const nvme::KvKey& key) override;
   void walk(const nvme::KvKey& start, const std::function<bool(const nvme::KvKey&)>& visit) const override;
@@ -53,6 +63,16 @@ class FileStore final : public Store {
     SegmentHeader header;
     std::uint32_t index{0};
   };
+  // A record for the newest segment, and its line in the table.
+  struct NewRecord {
+    RecordHeader header;
+    TableEntry entry;
+  };
+  // One that is not written yet, though its place is taken.
+  struct Staged {
+    NewRecord record;
+    PutRequest* put{nullptr};
+  };
   // Where a record lies, told apart from others that lay there before.
   struct Place {
     IndexEntry entry;
@@ -74,6 +94,7 @@ class FileStore final : public Store {
   void recover();
   [[nodiscard]] std::vector<Recovered> find_segments();
   [[nodiscard]] bool replay_table(std::uint32_t segment);
+  void replay_segment(const std::vector<Recovered>& found, std::size_t number);
   void replay(std::uint32_t segment, std::uint64_t end, bool newest);
   void replay_record(const Found& found, std::uint32_t segment, std::uint64_t offset, bool newest);
   [[nodiscard]] std::optional<std::uint64_t> find_record(std::uint32_t segment, std::uint64_t from,
@@ -91,7 +112,15 @@ class FileStore final : public Store {
   [[nodiscard]] std::vector<TableEntry> list_records(std::uint32_t segment) const;
   [[nodiscard]] std::optional<Place> place_of(const nvme::KvKey& key) const;
 
+  // Writing several at once (file_batch.cpp).
+  [[nodiscard]] bool stages(PutRequest& put);
+  void commit();
+  void write_again(std::span<const Staged> staged);
+
   // Writing (file_store.cpp).
+  [[nodiscard]] NewRecord make_record(RecordKind kind, const nvme::KvKey& key,
+                                      std::span<const std::byte> value) const;
+  void take_place(const NewRecord& record);
   [[nodiscard]] nvme::Status write_pair(RecordKind kind, const nvme::KvKey& key,
                                         std::span<const std::byte> value);
   [[nodiscard]] bool append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value,
@@ -99,6 +128,8 @@ class FileStore final : public Store {
   void apply(const TableEntry& entry, std::uint32_t segment, std::uint8_t chances);
   [[nodiscard]] bool fits(std::uint64_t bytes) const noexcept;
   [[nodiscard]] bool make_room(std::uint64_t bytes);
+  [[nodiscard]] bool has_room_for_key() const;
+  [[nodiscard]] bool make_room_for_key();
   [[nodiscard]] bool next_segment(int& moving_rounds);
   void seal_newest();
   [[nodiscard]] bool begin_segment(std::uint32_t segment);
@@ -110,10 +141,12 @@ class FileStore final : public Store {
   void forget(const IndexEntry& entry) noexcept;
 
   CardFile file_;
+  const std::uint64_t max_keys_;
   std::deque<std::uint32_t> in_use_;  // oldest first; the last is appended to
   std::deque<std::uint32_t> free_;
   std::size_t spare_{1};          // segments that stay free between two puts
   std::vector<TableEntry> open_;  // records of the newest segment
+  std::vector<Staged> staged_;    // the last ones of them
   std::uint64_t last_sequence_{0};
   std::uint64_t gaps_{0};  // unreadable stretches that recovery stepped over
 

@@ -39,6 +39,7 @@ struct ServeArguments {
   std::string file;
   bool direct{false};
   std::uint16_t file_readers{8};
+  std::uint64_t max_keys{0};
   std::string max_value{"8M"};
   std::string receive_memory{"128M"};
   std::uint16_t max_queues{64};
@@ -72,6 +73,11 @@ void add_serve(CLI::App& app, ServeArguments& arguments) {
   serve.add_option("--file-readers", arguments.file_readers, "Threads that read the file")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  serve
+      .add_option("--max-keys", arguments.max_keys,
+                  "Pairs in the file, each of which takes up to 64 bytes of memory (default: one for each "
+                  "16 KiB of the capacity, at least 65536)")
+      ->check(CLI::Range(std::uint64_t{1024}, std::uint64_t{1} << 36U));
   serve.add_option("--max-value", arguments.max_value, "Longest value in bytes")->capture_default_str();
   serve.add_option("--max-queues", arguments.max_queues, "I/O queues of one controller")
       ->check(CLI::Range(1, 1024))
@@ -138,6 +144,7 @@ ServeOptions to_options(const ServeArguments& arguments) {
     throw std::invalid_argument("direct needs --file: memory has no medium");
   card.direct = arguments.direct;
   card.file_readers = arguments.file_readers;
+  card.max_keys = arguments.max_keys;
   card.max_value_bytes = static_cast<std::uint32_t>(
       size_between("max-value", arguments.max_value, kLeastValue, kLongestValue, "4K to 1G"));
   card.max_queues = arguments.max_queues;

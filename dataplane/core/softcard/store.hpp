@@ -33,6 +33,7 @@ struct StoreStats {
   std::uint64_t moves{0};        // pairs that had been retrieved and were kept instead
   std::uint64_t corrupt{0};      // pairs dropped because their bytes did not verify
   std::uint64_t index_bytes{0};  // memory of the index
+  std::uint64_t max_keys{0};     // of a file; 0: the capacity alone bounds them
 };
 
 // How often a pair that is retrieved again and again is kept instead of evicted, from its last retrieval on.

@@ -10,6 +10,11 @@
 #include <utility>
 
 namespace akv::softcard {
+namespace {
+
+constexpr std::uint64_t kMostBytesAtOnce = std::uint64_t{4} << 20U;
+
+}  // namespace
 
 void DirectAccess::get(const nvme::KvKey& key, GetDone done) {
   Value value;
@@ -70,16 +75,46 @@ void ThreadedAccess::get(const nvme::KvKey& key, GetDone done) {
 }
 
 void ThreadedAccess::put(const nvme::KvKey& key, Value value, std::uint8_t options, Done done) {
-  enqueue(writes_,
-          [this, key, value = std::move(value), options, done = std::move(done)]() mutable -> Answer {
-            nvme::Status status = nvme::kInternalError;
-            try {
-              status = store_.put(key, std::exchange(value, {}), options);
-            } catch (const std::bad_alloc&) {
-              status = nvme::kInternalError;
-            }
-            return [done = std::move(done), status] { done(status); };
-          });
+  {
+    const std::lock_guard lock(mutex_);
+    puts_.push_back(
+        {.request = {.key = key, .value = std::move(value), .options = options}, .done = std::move(done)});
+  }
+  enqueue(writes_, [this] { return write_puts(); });
+}
+
+// Those that wait, as far as one write should go.
+std::vector<ThreadedAccess::PutCall> ThreadedAccess::take_puts() {
+  std::vector<PutCall> taken;
+  std::uint64_t bytes = 0;
+  const std::lock_guard lock(mutex_);
+  while (!puts_.empty() && taken.size() < CardFile::kMostPieces) {
+    bytes += puts_.front().request.value.size;
+    if (!taken.empty() && bytes > kMostBytesAtOnce) break;
+    taken.push_back(std::move(puts_.front()));
+    puts_.pop_front();
+  }
+  return taken;
+}
+
+// Nothing is left to do in the turn of a store that went with an earlier one.
+ThreadedAccess::Answer ThreadedAccess::write_puts() {
+  auto calls = take_puts();
+  std::vector<PutRequest> requests;
+  requests.reserve(calls.size());
+  for (PutCall& call : calls)
+    requests.push_back(std::move(call.request));
+  try {
+    store_.put_all(requests);
+  } catch (const std::bad_alloc&) {
+    // What was not answered is an internal error.
+  }
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    calls[i].request.status = requests[i].status;
+  return [calls = std::move(calls)] {
+    for (const PutCall& call : calls)
+      call.done(call.request.status);
+  };
 }
 
 void ThreadedAccess::remove(const nvme::KvKey& key, Done done) {

@@ -52,7 +52,8 @@ class DirectAccess final : public StoreAccess {
   Store& store_;
 };
 
-// One thread writes, in the order of the calls (the file is a log); `readers` threads read. The lines are as
+// One thread writes (the file is a log), and takes all stores that wait for it at once, up to 256 of them or
+// 4 MiB; `readers` threads read. The lines are as
 // long as the card's connections let them be: each is bounded by its queue's size and by bytes.
 class ThreadedAccess final : public StoreAccess, private FdHandler {
  public:
@@ -74,7 +75,14 @@ class ThreadedAccess final : public StoreAccess, private FdHandler {
     std::deque<Work> work;
   };
 
+  struct PutCall {
+    PutRequest request;
+    Done done;
+  };
+
   void on_events(std::uint32_t events) noexcept override;
+  [[nodiscard]] std::vector<PutCall> take_puts();
+  [[nodiscard]] Answer write_puts();
   void enqueue(Line& line, Work work);
   void serve(Line& line);
 
@@ -84,6 +92,7 @@ class ThreadedAccess final : public StoreAccess, private FdHandler {
   mutable std::mutex mutex_;
   Line reads_;
   Line writes_;
+  std::deque<PutCall> puts_;  // for each there is one turn in the line of writes, or there was
   std::vector<Answer> answers_;
   std::size_t waiting_{0};
   bool ending_{false};

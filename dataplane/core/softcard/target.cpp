@@ -172,6 +172,7 @@ nlohmann::ordered_json Target::stats() const {
           {"moves", store.moves},
           {"corrupt", store.corrupt},
           {"index_bytes", store.index_bytes},
+          {"max_keys", store.max_keys},
           {"max_value_bytes", access_.store().max_value_bytes()},
           {"store_waiting", access_.waiting()},
           {"commands",
