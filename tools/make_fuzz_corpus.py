@@ -131,6 +131,17 @@ def card_file() -> Iterator[bytes]:
         wound = b"\1" + struct.pack("<I", rng.randrange(100_000)) + _u16(3) + b"rot"
         for damage in (b"\0", wound):
             yield bytes([lives]) + (b"\x3c" + steps + damage) * (lives + 1)
+    together = b"".join(
+        b"\x40" + bytes([4]) + b"".join(bytes([rng.randrange(8)]) + rng.randbytes(2) for _ in range(5))
+        for _ in range(12)
+    )
+    yield bytes([2]) + (b"\x0c" + together + b"\0") * 3
+    # Headers of the first segments under right checksums: superblock, segment, trailer, record, table entry.
+    for kind in range(5):
+        place = (1).to_bytes(2, "little") if kind == 3 else b"\1" if kind == 4 else b""
+        field = {0: 12, 1: 8, 2: 4, 3: 16, 4: 20}[kind]
+        forgery = bytes([0, kind]) + place + bytes([field, 4]) + b"\xff\xff\xff\x7f"
+        yield bytes([4 | 1]) + (b"\x3c" + steps + b"\1" + forgery + b"\0") * 2
 
 
 TARGETS = (envelope, gateway, nvme, bring_up, initiator, softcard, card_file)
