@@ -199,62 +199,67 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"akv-bench {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add, name, text in _COMMANDS:
+        add(commands.add_parser(name, help=text))
+    return parser
 
-    replay = commands.add_parser("replay", help="replay a trace: look up, GET and verify, PUT the rest")
-    replay.set_defaults(command=_replay)
-    _add_trace(replay)
-    _add_connection(replay)
-    replay.add_argument(
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_replay)
+    _add_trace(parser)
+    _add_connection(parser)
+    parser.add_argument(
         "--block-bytes", type=positive, default=65536, help="bytes of one block (%(default)s)"
     )
-    replay.add_argument(
+    parser.add_argument(
         "--loop", action="store_true", help="replay the rows again and again until SIGINT or SIGTERM"
     )
-    replay.add_argument(
+    parser.add_argument(
         "--json", action="store_true", help="one JSON line for each request, then one summary"
     )
-    replay.add_argument("--rate", type=_rate, help="requests a second at most; default: as fast as it goes")
-    replay.add_argument(
+    parser.add_argument("--rate", type=_rate, help="requests a second at most; default: as fast as it goes")
+    parser.add_argument(
         "--timeout", type=float, default=6.0, help="deadline of a call in seconds (%(default)s)"
     )
 
-    simulate = commands.add_parser("simulate", help="the hit ratio of unlimited cards under the same routing")
-    simulate.set_defaults(command=_simulate)
-    _add_trace(simulate)
 
-    generate = commands.add_parser(
-        "generate-trace", help="make a trace like the published conversation trace"
-    )
-    generate.set_defaults(command=_generate)
-    generate.add_argument("--requests", type=positive, required=True, help="number of rows")
-    generate.add_argument("--seed", type=int, default=1, help="same seed, same trace (%(default)s)")
-    generate.add_argument("--output", type=Path, required=True, help="file to write")
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_simulate)
+    _add_trace(parser)
 
-    statistics = commands.add_parser("measure-trace", help="sizes and reuse of a trace")
-    statistics.set_defaults(command=_measure)
-    _add_trace(statistics)
 
-    locate = commands.add_parser("locate-trace", help="where the published trace is; else make one")
-    locate.set_defaults(command=_locate)
-    locate.add_argument(
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_generate)
+    parser.add_argument("--requests", type=positive, required=True, help="number of rows")
+    parser.add_argument("--seed", type=int, default=1, help="same seed, same trace (%(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+
+
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_measure)
+    _add_trace(parser)
+
+
+def _add_locate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_locate)
+    parser.add_argument(
         "--else-generate", type=Path, metavar="FILE", help="where to make one when there is none"
     )
-    locate.add_argument("--requests", type=positive, default=1000, help="rows to make (%(default)s)")
-    locate.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=positive, default=1000, help="rows to make (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
 
-    _add_initiator(commands.add_parser("initiator", help="the NVMe/TCP initiator alone, against any target"))
 
-    lookups = commands.add_parser("lookups", help="EXISTS and match_prefix, of cached keys and of others")
-    lookups.set_defaults(command=_lookups)
-    _add_connection(lookups)
-    lookups.add_argument("--batch", type=positive, default=4096, help="keys of a call (%(default)s)")
-    lookups.add_argument("--calls", type=positive, default=100, help="calls of a run (%(default)s)")
-    lookups.add_argument("--repeats", type=positive, default=5, help="interleaved; medians are told")
+def _add_lookups(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_lookups)
+    _add_connection(parser)
+    parser.add_argument("--batch", type=positive, default=4096, help="keys of a call (%(default)s)")
+    parser.add_argument("--calls", type=positive, default=100, help="calls of a run (%(default)s)")
+    parser.add_argument("--repeats", type=positive, default=5, help="interleaved; medians are told")
 
-    stats = commands.add_parser("stats", help="the gateway's counters as JSON")
-    stats.set_defaults(command=_stats)
-    _add_connection(stats)
-    return parser
+
+def _add_stats(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_stats)
+    _add_connection(parser)
 
 
 def _add_initiator(parser: argparse.ArgumentParser) -> None:
@@ -274,6 +279,18 @@ def _add_initiator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-inflight", default="4M", help="payload on the wire at once; 0: the depth alone (%(default)s)"
     )
+
+
+_COMMANDS: tuple[tuple[Callable[[argparse.ArgumentParser], None], str, str], ...] = (
+    (_add_replay, "replay", "replay a trace: look up, GET and verify, PUT the rest"),
+    (_add_simulate, "simulate", "the hit ratio of unlimited cards under the same routing"),
+    (_add_generate, "generate-trace", "make a trace like the published conversation trace"),
+    (_add_measure, "measure-trace", "sizes and reuse of a trace"),
+    (_add_locate, "locate-trace", "where the published trace is; else make one"),
+    (_add_initiator, "initiator", "the NVMe/TCP initiator alone, against any target"),
+    (_add_lookups, "lookups", "EXISTS and match_prefix, of cached keys and of others"),
+    (_add_stats, "stats", "the gateway's counters as JSON"),
+)
 
 
 def _op(text: str) -> str:

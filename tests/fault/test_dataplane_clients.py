@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,17 @@ time.sleep(600)
 """
 
 
+def next_line(process: subprocess.Popen[str]) -> str:
+    """What the process says next, one line at a time; it is ended when it says nothing for too long."""
+    assert process.stdout is not None
+    silence = threading.Timer(PATIENCE, process.kill)
+    silence.start()
+    try:
+        return process.stdout.readline().rstrip("\n")
+    finally:
+        silence.cancel()
+
+
 @contextlib.contextmanager
 def dying_client(dataplane: Dataplane) -> Iterator[subprocess.Popen[str]]:
     """It has leased its blocks, and is killed at the end."""
@@ -69,8 +81,7 @@ def dying_client(dataplane: Dataplane) -> Iterator[subprocess.Popen[str]]:
         command, stdin=pipe, stdout=pipe, text=True, env=python_environment(), cwd=ROOT
     ) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "leased\n"
+            assert next_line(process) == "leased"
             yield process
         finally:
             process.kill()
@@ -79,10 +90,9 @@ def dying_client(dataplane: Dataplane) -> Iterator[subprocess.Popen[str]]:
 def transfer(process: subprocess.Popen[str]) -> None:
     """Until its transfers are under way."""
     assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write("go\n")
     process.stdin.flush()
-    assert process.stdout.readline() == "transferring\n"
+    assert next_line(process) == "transferring"
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +150,7 @@ def test_what_a_killed_client_borrowed_comes_back(dataplane: Dataplane, witness:
         command, stdout=subprocess.PIPE, text=True, env=python_environment(), cwd=ROOT
     ) as borrower:
         try:
-            assert borrower.stdout is not None
-            assert borrower.stdout.readline() == "10000\n"
+            assert next_line(borrower) == "10000"
             assert dataplane.counter("borrowed_bytes") == 3 * 4096
         finally:
             borrower.kill()

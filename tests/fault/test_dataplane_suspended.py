@@ -141,6 +141,9 @@ def test_a_suspended_card_costs_the_other_cards_nothing(
                 found += 1
         assert found == puts[other.serial]
         dataplane.wait_active({other.serial})
+        troubles = {one.serial: one.trouble for one in dataplane.status().cards}
+        assert troubles[card.serial] == "hung"
+        assert troubles[other.serial] in {"", "slow"}, "slow it may be on a busy machine"
         card.resume()
         dataplane.wait_active({card.serial, other.serial})
         assert sum(client.exists([key], dialog)[0] for dialog, key in enumerate(keys)) == 64

@@ -141,12 +141,19 @@ def test_another_card_at_the_address_is_not_used(cluster: Cluster, client: Clien
     others = {d for d in stored if slot_for_dialog(d, plan.routable) != first.slot}
     assert hits(client, stored) == others
 
+    def told() -> tuple[str, str]:
+        (card,) = [one for one in cluster.dataplane.status().cards if one.serial == first.serial]
+        return card.state, card.trouble
+
+    wait_until(lambda: told() == ("wrong-serial", "wrong-serial"), "the status names the trouble")
+
 
 def test_a_full_batch_of_blocks_and_a_long_prefix(cluster: Cluster, client: Client) -> None:
-    keys = [os.urandom(32) for _ in range(2000)]
+    keys = [os.urandom(32) for _ in range(4096)]
     payloads = [key * 32 for key in keys]
     assert set(client.put(keys, payloads, 42, timeout=30)) == {Status.OK}
-    assert client.match_prefix([*keys, os.urandom(32)], 42) == 2000
+    assert client.match_prefix(keys, 42) == 4096
+    assert client.match_prefix([*keys[:4000], os.urandom(32), *keys[4001:]], 42) == 4000
     buffers = [bytearray(1024) for _ in keys]
     got = client.get(keys, buffers, 42, timeout=30)
     assert {one.status for one in got} == {Status.OK}

@@ -1,102 +1,14 @@
 // Copies that clients read where the cache has them: lent in time, never written, never moved, never lost.
 #include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <random>
-#include <set>
 
-#include "gateway_transfer_support.hpp"
+#include "gateway_borrow_support.hpp"
 
 namespace akv::gateway::test {
 namespace {
-
-constexpr std::uint64_t kCache = 512U << 10U;
-
-struct Borrowed {
-  EntryStatus status;
-  std::uint32_t length;
-  std::uint64_t offset;
-};
-
-// A session's memory of the cache, mapped as its client maps it.
-class CacheView {
- public:
-  explicit CacheView(const TestClient& client)
-      : memory_(static_cast<const std::byte*>(
-            ::mmap(nullptr, kCache, PROT_READ, MAP_SHARED, client.cache_fd.get(), 0))) {
-    EXPECT_NE(memory_, MAP_FAILED);
-  }
-  ~CacheView() { ::munmap(const_cast<std::byte*>(memory_), kCache); }
-  CacheView(const CacheView&) = delete;
-  CacheView& operator=(const CacheView&) = delete;
-  [[nodiscard]] Bytes content(const Borrowed& block) const {
-    return {memory_ + block.offset, memory_ + block.offset + block.length};
-  }
-  [[nodiscard]] bool is(const Borrowed& block, const Bytes& value) const {
-    return std::ranges::equal(std::span(memory_ + block.offset, block.length), value);
-  }
-
- private:
-  const std::byte* memory_;
-};
-
-class GatewayBorrow : public GatewayTransfer {
- protected:
-  explicit GatewayBorrow(Limits limits = quick()) : GatewayTransfer(limits, kCache, true) {}
-  void SetUp() override {
-    GatewayTransfer::SetUp();
-    ASSERT_TRUE(client.cache_fd);
-    view = std::make_unique<CacheView>(client);
-    place = alloc(kLength);
-  }
-  void store(unsigned key, unsigned seed) {
-    fill(place, payload_of(kLength, seed));
-    ASSERT_EQ(put(key, place, kLength), EntryStatus::ok);
-  }
-  void warm(unsigned key, unsigned seed) {
-    store(key, seed);
-    ASSERT_EQ(get(key, place, kLength), EntryStatus::ok);
-  }
-  static Bytes borrow_frame(const std::vector<unsigned>& keys, std::uint64_t id = 1) {
-    Bytes body;
-    for (const unsigned key : keys)
-      append(body, key_of(key));
-    return frame(Opcode::borrow, body, static_cast<std::uint32_t>(keys.size()), id);
-  }
-  static std::vector<Borrowed> borrow(TestClient& from, const std::vector<unsigned>& keys) {
-    const auto reply = from.call(borrow_frame(keys));
-    EXPECT_EQ(reply->body.size(), keys.size() * wire::kBorrowReplyEntryBytes);
-    std::vector<Borrowed> all;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      all.push_back({reply->entry(i, 16), reply->number<std::uint32_t>(16 * i + 4),
-                     reply->number<std::uint64_t>(16 * i + 8)});
-    }
-    return all;
-  }
-  Borrowed borrow(unsigned key) { return borrow(client, {key}).front(); }
-  static FrameStatus give_back(TestClient& from, const std::vector<std::uint64_t>& offsets) {
-    Bytes body;
-    for (const std::uint64_t offset : offsets)
-      append(body, offset);
-    return from.call(frame(Opcode::give_back, body, static_cast<std::uint32_t>(offsets.size()), 2))->status();
-  }
-  FrameStatus give_back(const std::vector<std::uint64_t>& offsets) { return give_back(client, offsets); }
-  [[nodiscard]] std::uint64_t borrowed_bytes() const { return bench.shared.cache.borrowed->load(); }
-  // More blocks than the cache has room for.
-  void flood(unsigned first) {
-    for (unsigned key = first; key < first + 100; ++key)
-      warm(key, key);
-  }
-
-  static constexpr std::uint32_t kLength = 10'000;
-  static constexpr std::uint64_t kPages = 3 * 4096;
-  std::unique_ptr<CacheView> view;
-  std::uint64_t place{0};
-};
 
 TEST_F(GatewayBorrow, ABlockIsReadWhereItIsAndCountsAsAHit) {
   warm(1, 1);
@@ -339,110 +251,6 @@ TEST_F(GatewayBorrowFew, ASessionHasABound) {
   EXPECT_EQ(give_back({loans[0].offset}), FrameStatus::ok);
   EXPECT_EQ(borrow(1).status, EntryStatus::ok);
   EXPECT_EQ(borrow(1).status, EntryStatus::not_cached);
-}
-
-// Two sessions, random requests on more keys than the cache holds, answered in random order: what is lent is
-// the present value, and no byte of it changes until it is returned.
-class GatewayBorrowModel : public GatewayBorrow {
- protected:
-  struct Held {
-    Borrowed block;
-    Bytes value;
-  };
-  static constexpr unsigned kKeys = 40;
-  static constexpr std::uint32_t kSize = 20'000;
-
-  void SetUp() override {
-    GatewayBorrow::SetUp();
-    client.hang_up();
-    for (auto& session : sessions_)
-      open(session);
-  }
-  void TearDown() override {
-    sessions_[0].reset();
-    sessions_[1].reset();
-    GatewayBorrow::TearDown();
-    EXPECT_TRUE(bench.turn_until([&] { return bench.shared.sessions.load() == 0; }));
-    EXPECT_EQ(borrowed_bytes(), 0U);
-  }
-  void open(std::unique_ptr<TestClient>& session) {
-    session = std::make_unique<TestClient>(bench);
-    ASSERT_TRUE(session->hello(4096, "default", wire::kFeatureBorrowing));
-    ASSERT_TRUE(session->cache_fd);
-  }
-  // Inline requests: what a client's own memory has does not matter here.
-  void put_value(TestClient& from, unsigned key, unsigned seed) {
-    Bytes body = Entries().add(key_of(key), 0, kSize, wire::kRegionInline).body;
-    append(body, payload_of(kSize, seed));
-    ASSERT_EQ(from.call(frame(Opcode::put, body, 1, 5))->entry(0, 4), EntryStatus::ok);
-    value_[key] = payload_of(kSize, seed);
-  }
-  void get_value(TestClient& from, unsigned key) {
-    const Bytes body = Entries().add(key_of(key), 0, kSize, wire::kRegionInline).body;
-    const auto reply = from.call(frame(Opcode::get, body, 1, 5));
-    ASSERT_EQ(reply->entry(0, 8) == EntryStatus::ok, value_.contains(key));
-  }
-  void lend(unsigned who, unsigned key) {
-    const Borrowed block = borrow(*sessions_[who], {key}).front();
-    if (block.status != EntryStatus::ok) return;
-    ASSERT_TRUE(value_.contains(key)) << "a deleted block was lent";
-    ASSERT_TRUE(view->is(block, value_[key])) << "not the present value of key " << key;
-    held_[who].push_back({block, value_[key]});
-  }
-  void take_back(unsigned who, std::size_t index) {
-    auto& held = held_[who];
-    if (held.empty()) return;
-    const auto at = held.begin() + static_cast<long>(index % held.size());
-    ASSERT_EQ(give_back(*sessions_[who], {at->block.offset}), FrameStatus::ok);
-    held.erase(at);
-  }
-  void end_session(unsigned who) {
-    const auto before = bench.shared.sessions.load();
-    sessions_[who]->hang_up();
-    ASSERT_TRUE(bench.turn_until([&] { return bench.shared.sessions.load() < before; }));
-    held_[who].clear();
-    open(sessions_[who]);
-  }
-  void check_held() {
-    std::set<std::uint64_t> places;
-    for (const auto& held : held_) {
-      for (const Held& one : held) {
-        ASSERT_TRUE(view->is(one.block, one.value)) << "a lent block changed";
-        places.insert(one.block.offset);
-      }
-    }
-    ASSERT_EQ(borrowed_bytes(), places.size() * ((kSize + 4095) / 4096 * 4096));
-    ASSERT_LE(bench.shared.cache.held->load(), kCache);
-  }
-
-  std::unique_ptr<TestClient> sessions_[2];
-  std::vector<Held> held_[2];
-  std::map<unsigned, Bytes> value_;  // of the card, by key
-};
-
-TEST_F(GatewayBorrowModel, NoInterleavingChangesALentBlock) {
-  std::mt19937 random(7);
-  unsigned seed = 1;
-  for (int step = 0; step < 3000; ++step) {
-    const auto who = static_cast<unsigned>(random() % 2);
-    const auto key = static_cast<unsigned>(random() % kKeys);
-    const auto what = random() % 64;
-    ASSERT_NO_FATAL_FAILURE({
-      if (what < 12) put_value(*sessions_[who], key, seed++);
-      if (what >= 12 && what < 32) get_value(*sessions_[who], key);
-      if (what >= 32 && what < 50) lend(who, key);
-      if (what >= 50 && what < 60) take_back(who, random());
-      if (what == 60) end_session(who);
-    });
-    if (what > 60) {
-      ASSERT_EQ(sessions_[who]->call(frame(Opcode::remove, key_of(key), 1, 6))->entry(0, 4), EntryStatus::ok);
-      value_.erase(key);
-    }
-    ASSERT_NO_FATAL_FAILURE(check_held());
-  }
-  EXPECT_GT(bench.counter(Counter::borrowed), 200U);
-  EXPECT_GT(bench.counter(Counter::cache_evictions), 20U);
-  EXPECT_GT(bench.counter(Counter::cache_stale), 20U);
 }
 
 }  // namespace
