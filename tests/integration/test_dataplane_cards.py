@@ -128,7 +128,7 @@ def test_a_killed_card_costs_its_dialogs_only_and_comes_back_elsewhere(
     assert hits(client, stored) == stored.keys()
 
 
-def test_another_card_at_the_address_is_not_used(cluster: Cluster, client: Client) -> None:
+def test_another_card_at_the_address_is_not_used(cluster: Cluster, client: Client, tmp_path: Path) -> None:
     plan = cluster.dataplane.apply(cluster.targets())
     stored = store(client, 20)
     first, second = plan.cards[0], plan.cards[1]
@@ -145,7 +145,12 @@ def test_another_card_at_the_address_is_not_used(cluster: Cluster, client: Clien
         (card,) = [one for one in cluster.dataplane.status().cards if one.serial == first.serial]
         return card.state, card.trouble
 
-    wait_until(lambda: told() == ("wrong-serial", "wrong-serial"), "the status names the trouble")
+    wait_until(lambda: told() == ("backoff", "refused"), "it answers to another NQN")
+    with Card(tmp_path / "other", cluster.net.host(21), serial="L9P9", nqn=first.nqn) as other:
+        swapped[0] = TestCard(first.serial, *other.address)
+        cluster.dataplane.apply(swapped, wait_active=False)
+        wait_until(lambda: told() == ("wrong-serial", "wrong-serial"), "it answers to this NQN")
+        assert hits(client, stored) == others
 
 
 def test_a_full_batch_of_blocks_and_a_long_prefix(cluster: Cluster, client: Client) -> None:

@@ -54,13 +54,14 @@ class Card(Program):
         *,
         card_id: str = "xdp0",
         serial: str = "L0P0",
+        nqn: str | None = None,
         capacity: str = "64M",
         extra: Sequence[str] = (),
     ) -> None:
         self.state_dir = state_dir
         self.card_id = card_id
         self.serial = serial
-        self.nqn = f"nqn.2024-01.io.akv.test:{serial.lower()}"
+        self.nqn = nqn or f"nqn.2024-01.io.akv.test:{serial.lower()}"
         super().__init__(
             [
                 *(softcard_program(), "serve", "--id", card_id, "--serial", serial, "--nqn", self.nqn),

@@ -12,6 +12,10 @@
 namespace akv::softcard {
 
 void FileStore::put_all(std::span<PutRequest> puts) {
+  if (puts.size() == 1) {
+    puts[0].status = put(puts[0].key, puts[0].value, puts[0].options);
+    return;
+  }
   settle();
   try {
     staged_.reserve(CardFile::kMostPieces);
