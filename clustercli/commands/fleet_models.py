@@ -114,6 +114,8 @@ def start(
 ) -> None:
     """Run a model of the catalogue with so many replicas."""
     session = session_of(context)
+    if not name:
+        raise typer.BadParameter("the name is empty: name a model of the catalogue", param_hint="NAME")
     if replicas is None:
         replicas = max(1, _models(session, "start", name).models[0].replicas)
     _scale(session, "start", name, replicas)

@@ -132,8 +132,10 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
     A missing file has no settings, since every key has a default; a missing directory is an
     error, since it is most likely a misspelt --config-dir.
     """
-    if not config_dir.is_dir():
-        raise SettingsError(f"--config-dir {config_dir} is not a directory: create it, or correct the path")
+    if not _is_directory(config_dir):
+        raise SettingsError(
+            f"--config-dir {str(config_dir)[:200]} is not a directory: create it, or correct the path"
+        )
     values = {"AWC_HOST": socket.gethostname(), "AWC_STATE_DIR": str(config_dir.absolute() / "state")}
     for name in (MAIN_FILE, SERIALS_FILE):
         found = read_env_file(config_dir / name)
@@ -145,6 +147,13 @@ def load_settings(config_dir: Path, environment: Mapping[str, str]) -> ClusterSe
     settings = ClusterSettings(**fields)
     _cross_check(settings)
     return settings
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or none at all
+        return False
 
 
 def _refuse_unknown(found: Mapping[str, str], path: Path) -> None:

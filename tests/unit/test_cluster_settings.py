@@ -136,8 +136,9 @@ def test_a_settings_file_that_is_none_or_has_no_end_is_refused(tmp_path: Path) -
 
 
 def test_a_missing_config_dir_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="not a directory"):
-        load_settings(tmp_path / "none", INSECURE)
+    for path in (tmp_path / "none", tmp_path / ("long" * 2000), tmp_path / "a\0b"):
+        with pytest.raises(SettingsError, match="not a directory"):
+            load_settings(path, INSECURE)
 
 
 @given(key=st.sampled_from(sorted(KEYS)), text=st.text(max_size=80))

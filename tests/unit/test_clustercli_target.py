@@ -95,6 +95,7 @@ def test_seconds_that_are_none_are_refused(words: list[str], value: str) -> None
         ["plan", "--num-dbs", "99999999999"],
         ["events", "--limit", "99999999999"],
         ["start", "m", "--replicas", "99999999999"],
+        ["start", ""],
         ["fabric-scan", "gpu-1", "mlx5_0/" + "1" * 5000],
         ["remove_node", "-n", "\udcff"],
         ["create_cluster", "--name", "\udcff\udcfe"],
