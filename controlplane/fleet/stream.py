@@ -154,9 +154,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         ack = pb.Ack(leader=self._host, leader_version=self._version, heartbeat_seconds=term.limits.heartbeat)
         connection.send(pb.LeaderMessage(ack=ack))
         facts = term.inventory.nodes[register.node_id].facts
-        wanted = term.provision(facts) if facts is not None else None
-        if wanted is not None:
-            connection.send(pb.LeaderMessage(provision=wanted))
+        if facts is not None:
+            connection.send(pb.LeaderMessage(provision=term.provision(facts)))
         return connection
 
     async def _serve(self, context: Any, connection: Connection, term: Term) -> Ending | None:

@@ -85,31 +85,24 @@ class Term:
             self.reconciler.stop_stray(stray)
         self.wake.set()
 
-    def provision(self, facts: NodeFacts) -> pb.Provision | None:
-        """What of the engines wanted the node can install; None when nothing is wanted of any node."""
-        wanted = self.ledger.records.engines
-        if not wanted:
-            return None
+    def provision(self, facts: NodeFacts) -> pb.Provision:
+        """What of the engines wanted the node can install; nothing is told too, it ends what was wanted."""
         return pb.Provision(
             engines=[
                 pb.EngineWant(engine=want.engine, version=want.version, variant=want.variant)
-                for want in wanted
+                for want in self.ledger.records.engines
                 if want.engine in facts.installable
             ]
         )
 
     def provision_all(self) -> None:
-        """Tell every connected node what it should have installed now, be it nothing any more.
-
-        Others hear it when they register.
-        """
+        """Tell every connected node what it should have installed now; others hear it when they register."""
         for node_id in self.connections.nodes():
             facts = self.inventory.nodes[node_id].facts
             if facts is None:
                 continue
-            wanted = self.provision(facts) or pb.Provision()
             try:
-                self.connections.send(node_id, pb.LeaderMessage(provision=wanted))
+                self.connections.send(node_id, pb.LeaderMessage(provision=self.provision(facts)))
             except RequestError as error:
                 log.warning("node not provisioned", node=node_id, reason=str(error))
 

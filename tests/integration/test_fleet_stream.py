@@ -26,7 +26,7 @@ async def test_an_agent_registers_and_is_acknowledged(host: FleetHost) -> None:
         ack = await agent.hear("ack")
         assert (ack.leader, ack.heartbeat_seconds) == ("host-1", 5.0)
         assert host.term.inventory.nodes["gpu-1"].state is NodeState.READY
-        assert agent.of_kind("provision") == []
+        assert list((await agent.hear("provision")).engines) == []
 
 
 async def test_a_standby_refuses_before_anything_is_said_and_names_the_leader(host: FleetHost) -> None:
@@ -113,7 +113,7 @@ async def test_an_unclaimed_shard_is_told_to_stop(host: FleetHost) -> None:
         await agent.connect(running_shards=[stray])
         stop = await agent.hear("stop_shard")
         assert (stop.shard_id, stop.generation) == ("x-0-0", 3)
-        assert [m.WhichOneof("message") for m in agent.heard] == ["ack", "stop_shard"]
+        assert [m.WhichOneof("message") for m in agent.heard] == ["ack", "provision", "stop_shard"]
 
 
 async def test_a_reconnect_replaces_the_stream_and_the_old_ones_end_leaves_the_new(
@@ -209,8 +209,9 @@ async def test_an_oversized_message_ends_its_own_stream_only(host: FleetHost) ->
         await other.connect()
         await big.hear("ack")
         await big.say(logs_answer=pb.LogsAnswer(request_id="x", lines=["y" * (5 << 20)]))
-        code, _ = await ending(big)
+        code, words = await ending(big)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in words
         await eventually(lambda: host.term.connections.nodes() == ["gpu-2"], "only one is gone")
         await other.hear("ack")
         assert not other.ended.is_set()

@@ -16,7 +16,15 @@ from controlplane.fleet.placement import GpuView, NodeView
 from controlplane.fleet.planner import Picture, Plan, plan
 from controlplane.fleet.setbacks import Setbacks
 from controlplane.fleet.shards import Shards
-from controlplane.model.catalogue import Assignment, ModelSpec, Place
+from controlplane.model.catalogue import Assignment, ModelSpec, Place, Profile
+
+
+def profile(name: str = "p", **fields: object) -> Profile:
+    return replace(Profile(name, "vllm", gpus=1), **fields)  # type: ignore[arg-type]
+
+
+def model(replicas: int = 1, *profiles: Profile, name: str = "m") -> ModelSpec:
+    return ModelSpec(name, replicas, profiles or (profile(),))
 
 
 @dataclass

@@ -87,6 +87,7 @@ def test_ipv6_loopback_is_bracketed_in_urls(tmp_path: Path) -> None:
         ({"AWC_PROMETHEUS_URL": "http://192.0.2.9:9090"}, ["AWC_PROMETHEUS_URL", "own Prometheus"]),
         ({"AWC_DATA_ADDRESSES": "192.0.2.1,storage-1"}, ["AWC_DATA_ADDRESSES", "storage-1"]),
         ({"AWC_PING_LOSS_PERCENT": "0"}, ["AWC_PING_LOSS_PERCENT", "from 1 to 100"]),
+        ({"AWC_AGENT_WRITE_SECONDS": "0"}, ["AWC_AGENT_WRITE_SECONDS", "from 1 to 3600"]),
         ({"AWC_SCRAPE_SECONDS": "0"}, ["AWC_SCRAPE_SECONDS"]),
         ({"AWC_MONITORING_DIR": "here"}, ["AWC_MONITORING_DIR", "relative"]),
         ({"AWC_DATA_DIR": "etcd"}, ["AWC_DATA_DIR", "relative"]),
