@@ -171,12 +171,16 @@ def check_words(scene: Scene) -> None:
     started = scene.run("start", "chat", "--replicas", "1")
     assert "Model chat: 1 replicas running" in started.stdout
     assert "only 1 replicas are wanted" in started.stderr
+    assert "Model chat: 1 replicas running" in scene.run("start", "chat").stdout
     table = scene.run("shards", "--model", "chat").stdout
     assert "chat-0-0" in table
     assert "chat-1-0" not in table
     assert scene.cli("models", "get", "chat")["models"][0]["replicas"] == 1
     wanted = scene.cli("provision", "none-such=1.0")
     assert [node["not_installable"] for node in wanted["nodes"]] == [["none-such"]] * 2
+    waited = run_cli("--host", scene.asked().asked_at, "provision", "--wait")
+    assert waited.returncode == 1
+    assert waited.stderr == "clustercli: provision: no connected node can install none-such\n"
     assert scene.cli("provision", "--nothing")["engines"] == []
     assert "chat-0-0" in scene.run("node", "gpu-2").stdout
 
