@@ -204,7 +204,7 @@ source_digest() {
   if [ -f "$1" ]; then
     sha256sum <"$1"
   else
-    (cd "$1" && find pyproject.toml CMakeLists.txt clustercli controlplane dataplane integration bench protos -type f \
+    (cd "$1" && find pyproject.toml CMakeLists.txt clustercli controlplane dataplane integration bench protos tools/protogen.py -type f \
       -not -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
   fi
 }

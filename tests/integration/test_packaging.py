@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.containerfile import copy_sources
+
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -57,11 +59,10 @@ def wheel_of(sources: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a virtual environment that pip filled from a copy of the sources."""
+    """The bin folder of a virtual environment that pip filled from what deploy/Containerfile copies."""
     home = tmp_path_factory.mktemp("install")
     sources = home / "sources"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis")
-    shutil.copytree(ROOT, sources, ignore=ignored)
+    copy_sources(sources)
     venv.create(home / "venv")
     # Only what the commands import is compiled, and by them.
     pip(home / "venv", home, "install", "-q", "--no-compile", wheel_of(sources))

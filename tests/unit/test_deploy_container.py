@@ -1,4 +1,7 @@
-"""deploy/Containerfile says what the repository has: sources, packages, programs, etcd's version, mounts."""
+"""deploy/Containerfile says what the repository has: sources, packages, programs, etcd's version, mounts.
+
+That its sources are all that a build needs is tested where a wheel is built from them (test_packaging).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,13 @@ import pytest
 
 from controlplane.cluster.etcd_binary import OLDEST
 from controlplane.cluster.settings import load_settings
+from tests.support.containerfile import PATH, copies, instructions
+from tests.support.procs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
-HEAD = "\n".join(line.removeprefix("#").strip() for line in TEXT.splitlines() if line.startswith("#"))
+LINES = PATH.read_text(encoding="utf-8").splitlines()
+HEAD = "\n".join(line.removeprefix("#").strip() for line in LINES if line.startswith("#"))
 # The mounts that the operator's manual gives; Docker's socket is for those who let Docker run etcd.
 MOUNTS = {"/etc/adp", "/var/lib/etcd", "/var/log/adp", "/srv/docker/awide/monitoring"}
-
-
-def instructions() -> list[tuple[str, str]]:
-    """Each instruction and its arguments, with continued lines joined."""
-    body = "\n".join(line for line in TEXT.splitlines() if not line.startswith("#"))
-    lines = body.replace("\\\n", " ").splitlines()
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines if line.strip())]
 
 
 def packages(marked: str) -> set[str]:
@@ -33,8 +30,7 @@ def packages(marked: str) -> set[str]:
 
 
 def test_it_copies_what_is_there_and_what_the_build_reads() -> None:
-    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY" and "--from" not in rest]
-    sources = {source for group in copied for source in group}
+    sources = {source for group, _ in copies() for source in group}
     assert [source for source in sources if not (ROOT / source).exists()] == []
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == sources
