@@ -62,6 +62,14 @@ async def reached(found: Provisioner, state: str, detail: str = "") -> str:
     return found.states[0].detail
 
 
+def have(root: Path, version: str) -> None:
+    """An engine that is installed as far as its record says."""
+    environment = Environment(root, Wanted("tiny", version))
+    (environment.path / "bin").mkdir(parents=True)
+    environment.python.touch()
+    environment.finish({})
+
+
 async def test_an_engine_is_installed_verified_and_runs(tmp_path: Path) -> None:
     wheels, root = tmp_path / "wheels", tmp_path / "engines"
     make_wheel(wheels, "1.2.0", requires="helper")
@@ -99,35 +107,13 @@ async def test_an_engine_is_installed_verified_and_runs(tmp_path: Path) -> None:
         verify(environment, "tiny-engine")
 
 
-async def test_an_installation_that_is_cut_off_is_taken_up_again(tmp_path: Path) -> None:
-    wheels, root = tmp_path / "wheels", tmp_path / "engines"
-    make_wheel(wheels, "1.0")
-    slow = kind(wheels, probe=("{env}/bin/python", "-c", "import time; time.sleep(600)"))
-    async with provisioner(root, slow) as made:
-        made.want([Wanted("tiny", "1.0")])
-        await reached(made, "verifying")
-    environment = Environment(root, Wanted("tiny", "1.0"))
-    assert not environment.is_whole()
-    kept = next(environment.wheels.iterdir())
-    # The source is gone, and a power cut left half a file beside what was downloaded.
-    next(wheels.iterdir()).unlink()
-    (environment.wheels / "torch-9-py3-none-any.whl").write_bytes(kept.read_bytes()[:50])
-    async with provisioner(root, kind(wheels)) as made:
-        made.want([Wanted("tiny", "1.0")])
-        await reached(made, "installed")
-    assert environment.is_whole()
-
-
 async def test_what_fails_says_why_and_is_tried_again_and_replaces_old_versions_but_none_in_use(
     tmp_path: Path,
 ) -> None:
     wheels, root = tmp_path / "wheels", tmp_path / "engines"
     wheels.mkdir()
     for number in range(1, 6):
-        environment = Environment(root, Wanted("tiny", f"{number}.0"))
-        (environment.path / "bin").mkdir(parents=True)
-        environment.python.touch()
-        environment.finish({})
+        have(root, f"{number}.0")
     async with provisioner(root, kind(wheels), in_use=lambda: [("tiny", "1.0")], kept_versions=1) as made:
         made.want([Wanted("tiny", "9.0")])
         assert "tiny-engine==9.0" in await reached(made, "failed")
@@ -141,7 +127,8 @@ async def test_what_is_not_wanted_any_more_stays_if_it_is_installed_and_is_not_t
     tmp_path: Path,
 ) -> None:
     wheels, root = tmp_path / "wheels", tmp_path / "engines"
-    make_wheel(wheels, "1.0")
+    wheels.mkdir()
+    have(root, "1.0")
     async with provisioner(root, kind(wheels)) as made:
         made.want([Wanted("tiny", "9.0")])
         await reached(made, "failed")

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from akv.v1 import agent_pb2 as pb
 
+from controlplane.agent.engines.environment import Environment, Wanted
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.agent_leader import Stream, leader
 from tests.support.agents import agent, write_config
@@ -303,9 +304,10 @@ async def test_weights_are_removed_and_kept_with_reasons(
     assert (root / "used" / "f").exists()
 
 
-async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(
+async def test_an_engine_is_provisioned_over_a_restart_and_a_shard_runs_in_it(
     agent_folder: Path, loopback_net: LoopbackNet
 ) -> None:
+    """The agent ends in the middle of it; the next one needs nothing that was downloaded already."""
     wheels = agent_folder / "wheels"
     make_wheel(wheels, "1.5")
     tiny = {
@@ -315,20 +317,27 @@ async def test_an_engine_is_provisioned_and_a_shard_runs_in_it(
         "probe": ["{env}/bin/python", "-c", "import tiny_engine"],
         "pip_arguments": ["--no-index", "--find-links", str(wheels)],
     }
+    endless = {**tiny, "probe": ["{env}/bin/python", "-c", "import time; time.sleep(600)"]}
+    wanted = [pb.EngineWant(engine="tiny", version="1.5"), pb.EngineWant(engine="none", version="1")]
+
+    def states(**reached: str) -> Callable[[Any], bool]:
+        return lambda beat: {e.engine: e.state for e in beat.provision.engines} == reached
+
     async with leader(loopback_net.host(1)) as lead:
-        path = write_config(agent_folder, "gpu-1", lead.address, engines={"tiny": tiny})
-        async with agent(path):
+        async with agent(write_config(agent_folder, "gpu-1", lead.address, engines={"tiny": endless})):
             stream = await lead.stream()
             assert "tiny" in stream.register.installable_engines
-            wanted = [pb.EngineWant(engine="tiny", version="1.5"), pb.EngineWant(engine="none", version="1")]
+            stream.send(provision=pb.Provision(engines=wanted))
+            await stream.wait("heartbeat", states(tiny="verifying", none="wanted"))
+        # The source is gone, and a power cut left half a file beside what was downloaded.
+        next(wheels.iterdir()).unlink()
+        kept = Environment(agent_folder / "engines", Wanted("tiny", "1.5")).wheels
+        (kept / "torch-9-py3-none-any.whl").write_bytes(next(kept.iterdir()).read_bytes()[:50])
+        async with agent(write_config(agent_folder, "gpu-1", lead.address, engines={"tiny": tiny})):
+            stream = await lead.stream(1)
             stream.send(provision=pb.Provision(engines=wanted))
             await stream.wait("heartbeat", lambda beat: beat.engines.versions.get("tiny") == "1.5")
-            reached = {"tiny": "installed", "none": "unsupported"}
-
-            def told(beat: pb.Heartbeat) -> bool:
-                return {entry.engine: entry.state for entry in beat.provision.engines} == reached
-
-            await stream.wait("heartbeat", told)
+            await stream.wait("heartbeat", states(tiny="installed", none="unsupported"))
             start = order(shard_id="t-0-0")
             start.engine, start.health_path = "tiny", ""
             start.arguments[:] = ["--port", "{port}"]
