@@ -169,7 +169,7 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
     secret = None if options.secret_file is None else _secret(options.secret_file)
     return {
         "socket": None if options.host is not None else options.socket,
-        "host": options.host or "127.0.0.1",
+        "host": options.host,
         "port": options.port,
         "namespace": options.namespace,
         "secret": secret,

@@ -58,7 +58,7 @@ def open_socket(config: ClientConfig) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address: str | tuple[str, int] = config.socket
     else:
-        host = "127.0.0.1" if config.host == "localhost" else config.host
+        host = config.ip
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = (host, config.port)

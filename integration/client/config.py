@@ -16,8 +16,8 @@ class ClientConfig:
 
     Attributes:
         socket: path of the gateway's Unix socket; None speaks TCP to `host` and `port`.
-        host: an IP address or `localhost`. Names are not looked up: a look-up can block the engine for
-            seconds.
+        host: an IP address or `localhost`, which is the default; only with `socket=None`. Names are not
+            looked up: a look-up can block the engine for seconds.
         namespace: the key space of one model configuration, 1..128 bytes of UTF-8.
         secret: the namespace's shared secret of 32 bytes, None where it has none.
         arena_bytes: shared memory to ask for; 0 means inline data only. TCP is always inline.
@@ -33,7 +33,7 @@ class ClientConfig:
     """
 
     socket: str | None = DEFAULT_SOCKET
-    host: str = "127.0.0.1"
+    host: str | None = None
     port: int = 5557
     namespace: str = "default"
     secret: bytes | None = None
@@ -59,9 +59,13 @@ class ClientConfig:
             )
         if self.secret is not None and len(self.secret) != 32:
             raise ValueError(f"secret has {len(self.secret)} bytes: it must have 32")
-        if self.socket is None and self.host != "localhost":
+        if self.socket is not None and self.host is not None:
+            raise ValueError(
+                f"host is {self.host!r} and socket is {self.socket!r}: give socket=None to speak TCP"
+            )
+        if self.socket is None:
             try:
-                ip_address(self.host)
+                ip_address(self.ip)
             except ValueError:
                 raise ValueError(
                     f"host is {self.host!r}: give an IP address or localhost, names are not looked up"
@@ -77,6 +81,11 @@ class ClientConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be more than 0 seconds")
 
     @property
+    def ip(self) -> str:
+        """Where TCP goes to."""
+        return "127.0.0.1" if self.host is None or self.host == "localhost" else self.host
+
+    @property
     def address(self) -> str:
         """Where the gateway is, for messages."""
-        return self.socket if self.socket is not None else f"{self.host} port {self.port}"
+        return self.socket if self.socket is not None else f"{self.ip} port {self.port}"

@@ -60,6 +60,8 @@ class Engine:
         self.config = config
         self.counters: Counter[str] = Counter()
         self.last_error: ClientError | None = None
+        # Why the last attempt or session failed: told by the errors of calls that find none.
+        self._loss: ClientError | None = None
         self._on_change = on_change
         self._on_closing = on_closing
         self._reported: str | None = None
@@ -251,7 +253,7 @@ class Engine:
         if self._session is not None:
             return f"gateway at {self.config.address} does not answer"
         return f"no session with the gateway at {self.config.address}" + (
-            f" ({self.last_error})" if self.last_error is not None else ""
+            f" ({self._loss})" if self._loss is not None else ""
         )
 
     def _connect(self) -> None:
@@ -306,7 +308,7 @@ class Engine:
         if str(error) != self._reported:
             _log.warning("%s; calls answer misses until it is back", error)
             self._reported = str(error)
-        self.last_error = error
+        self.last_error = self._loss = error
         self.denied = isinstance(error, AuthenticationError)
         self._drop(error)
         self._timer = self._clock() + self._backoff.next_delay()

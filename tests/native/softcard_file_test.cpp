@@ -137,6 +137,15 @@ TEST_P(FileModes, AMediumThatRefusesEverythingFailsThePutsAndKeepsWhatThereWas) 
   expect_value(store, "old", 3000, 1);
 }
 
+TEST(Tally, TellsPowersOfTwo) {
+  Tally tally;
+  std::vector<std::uint64_t> told;
+  for (int i = 0; i < 1000; ++i) {
+    if (const auto times = tally.count(); times != 0) told.push_back(times);
+  }
+  EXPECT_EQ(told, (std::vector<std::uint64_t>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}));
+}
+
 TEST_P(FileModes, AReadThatFailsIsToldOnceAndThenTheKeyIsGone) {
   FileStore store(wanted());
   ASSERT_EQ(store.put(key_of("a"), value_of(3000, 1)), nvme::kSuccess);

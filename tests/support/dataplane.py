@@ -186,12 +186,13 @@ class Dataplane:
         """A strict client over the Unix socket; over TCP with socket=None. Connected, or refused."""
         defaults: dict[str, Any] = {
             "socket": str(self.client_socket),
-            "host": self.host,
             "port": self.port,
             "strict": True,
             "arena_bytes": 16 << 20,
+            **settings,
         }
-        made = client_class(None)(ClientConfig(**{**defaults, **settings}))
+        defaults["host"] = self.host if defaults["socket"] is None else None
+        made = client_class(None)(ClientConfig(**defaults))
         # A call before the first session would raise; a refused secret is told at once.
         made.wait_connected(PATIENCE)
         return made

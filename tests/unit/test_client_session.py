@@ -207,6 +207,9 @@ def test_without_a_gateway_everything_is_a_miss_at_once(path: Path) -> None:
         assert client.stats() == {}
         assert time.monotonic() - started < 0.5
         assert client.counters["unavailable"] == 7
+        told = str(client.last_error)
+        assert client.stats() == {}
+        assert str(client.last_error) == told, "an error does not tell all those before it"
         with ReferenceGateway(path):
             assert client.wait_connected(5)
             assert client.put(KEYS[:1], [b"x"], 1) == [Status.OK]

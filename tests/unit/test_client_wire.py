@@ -163,6 +163,7 @@ def test_any_answer_to_hello_ends_in_a_session_or_a_client_error(
         {"secret": b"short"},
         {"socket": None, "host": "gateway.example"},
         {"socket": None, "port": 0},
+        {"host": "192.0.2.7"},
         {"arena_bytes": -1},
         {"timeout": 0},
         {"timeout": float("nan")},

@@ -121,6 +121,8 @@ void bind_calls(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // A client that lives until its process ends is no leak.
+  nb::set_leak_warnings(false);
   bind_stream(module);
   bind_calls(module);
 }

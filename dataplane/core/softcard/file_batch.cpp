@@ -55,7 +55,7 @@ void FileStore::commit() {
   for (std::size_t i = 0; i < staged_.size(); ++i)
     pieces[i] = {nvme::wire_bytes(staged_[i].record.header), staged_[i].put->value.view()};
   const bool written = file_.write_all(at(index, begin), std::span(pieces).first(staged_.size()));
-  if (!written) log_event(Level::error, "file_write_failed", {{"segment", index}, {"errno", errno}});
+  if (!written) tell_refused_write(errno);
   const auto staged = std::exchange(staged_, {});
   if (!written) return write_again(staged);
   for (const auto& [record, request] : staged) {

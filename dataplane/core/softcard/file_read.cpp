@@ -129,8 +129,12 @@ nvme::Status FileStore::get(const nvme::KvKey& key, Value& value) {
       return nvme::kSuccess;
     }
     if (!still) continue;
-    log_event(Level::error, "record_corrupt",
-              {{"segment", entry->segment}, {"offset", std::uint64_t{entry->unit} * kRecordAlign}});
+    if (const auto times = corrupt_records_.count(); times != 0) {
+      log_event(Level::error, "record_corrupt",
+                {{"segment", entry->segment},
+                 {"offset", std::uint64_t{entry->unit} * kRecordAlign},
+                 {"times", times}});
+    }
     unreadable_.push_back(*place);
     forget(*entry);
     ++corrupt_;

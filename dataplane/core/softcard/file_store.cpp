@@ -85,12 +85,19 @@ nvme::Status FileStore::write_pair(RecordKind kind, const nvme::KvKey& key,
     errno = 0;
     if (make_room(bytes) && append(kind, key, value, 0)) return nvme::kSuccess;
     const int error = errno;
-    log_event(Level::error, "file_write_failed", {{"segment", in_use_.back()}, {"errno", error}});
+    tell_refused_write(error);
     if (error == ENOSPC) return nvme::kCapacityExceeded;
     int moving_rounds = 0;
     if (tries == 0 && !next_segment(moving_rounds)) break;
   }
   return nvme::kInternalError;
+}
+
+void FileStore::tell_refused_write(int error) {
+  if (const auto times = refused_writes_.count(); times != 0) {
+    log_event(Level::error, "file_write_failed",
+              {{"segment", in_use_.back()}, {"errno", error}, {"times", times}});
+  }
 }
 
 bool FileStore::append(RecordKind kind, const nvme::KvKey& key, std::span<const std::byte> value,
@@ -169,7 +176,11 @@ void FileStore::mark_outdated(const Place& place) {
   } else if (known.sealed) {
     done = mark_in_table(place) && done;
   }
-  if (!done) log_event(Level::error, "record_not_marked", {{"segment", segment}, {"offset", offset}});
+  if (done) return;
+  if (const auto times = unmarked_records_.count(); times != 0) {
+    log_event(Level::error, "record_not_marked",
+              {{"segment", segment}, {"offset", offset}, {"times", times}});
+  }
 }
 
 // By halving: entries lie in the order of their records.

@@ -2,6 +2,8 @@
 // on every read, evicted a segment at a time.
 #pragma once
 
+#include <atomic>
+#include <bit>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -12,6 +14,20 @@
 #include "softcard/store.hpp"
 
 namespace akv::softcard {
+
+// Of events that a failing medium makes without end: the 1st, 2nd, 4th, 8th ... are told. Any thread may
+// call.
+class Tally {
+ public:
+  // How many there were with this one, where it is to be told; else 0.
+  [[nodiscard]] std::uint64_t count() noexcept {
+    const std::uint64_t times = times_.fetch_add(1, std::memory_order_relaxed) + 1;
+    return std::has_single_bit(times) ? times : 0;
+  }
+
+ private:
+  std::atomic<std::uint64_t> times_{0};
+};
 
 // One of several stores that are done together.
 struct PutRequest {
@@ -118,6 +134,7 @@ class FileStore final : public Store {
   void write_again(std::span<const Staged> staged);
 
   // Writing (file_store.cpp).
+  void tell_refused_write(int error);
   [[nodiscard]] NewRecord make_record(RecordKind kind, const nvme::KvKey& key,
                                       std::span<const std::byte> value) const;
   void take_place(const NewRecord& record);
@@ -149,6 +166,10 @@ class FileStore final : public Store {
   std::vector<Staged> staged_;    // the last ones of them
   std::uint64_t last_sequence_{0};
   std::uint64_t gaps_{0};  // unreadable stretches that recovery stepped over
+
+  Tally refused_writes_;
+  Tally unmarked_records_;
+  Tally corrupt_records_;
 
   mutable std::mutex mutex_;  // of what follows
   std::vector<Segment> segments_;
