@@ -28,6 +28,7 @@ from controlplane.cluster.trust import Trust
 
 CA_PATH, ENROLL_PATH = "/v1/ca", "/v1/enroll"
 CALL_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
 # A listener that anyone can reach holds no more than this, and nothing for longer.
 MAX_CONNECTIONS, CONNECTION_SECONDS = 64, 30.0
 MAX_BYTES = 16 << 10
@@ -52,6 +53,7 @@ class EnrollServer:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._context: ssl.SSLContext | None = None
+        self._slots: list[_Slot] = []
 
     async def start(self) -> None:
         """Serve. OSError when the address is taken."""
@@ -69,7 +71,7 @@ class EnrollServer:
                 self._endpoint.host,
                 self._endpoint.port,
                 ssl=self._context,
-                ssl_handshake_timeout=CALL_SECONDS,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
             )
         except OSError:
             await self.stop()
@@ -81,10 +83,13 @@ class EnrollServer:
         assert self._runner is not None, "start makes it"
         server = self._runner.server
         assert server is not None, "its setup makes it"
-        if len(server.connections) >= MAX_CONNECTIONS:
+        loop = asyncio.get_running_loop()
+        self._slots = [slot for slot in self._slots if slot.is_taken(loop.time())]
+        if len(self._slots) >= MAX_CONNECTIONS:
             return _HangUp()
         handler = server()
-        asyncio.get_running_loop().call_later(CONNECTION_SECONDS, handler.force_close)
+        self._slots.append(_Slot(handler, loop.time()))
+        loop.call_later(CONNECTION_SECONDS, handler.force_close)
         return handler
 
     def renew(self) -> None:
@@ -134,6 +139,21 @@ class EnrollServer:
             peer=peer,
         )
         return web.json_response({"certificate_pem": certificate, "ca_key_pem": ca_key})
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One connection, which is there for its handler only once TLS is set up, and until it ends."""
+
+    handler: web.RequestHandler
+    began: float
+    was_set_up: bool = False
+
+    def is_taken(self, now: float) -> bool:
+        """Whether the connection may be there: one that is not set up in time is given up."""
+        is_set_up = self.handler.transport is not None
+        self.was_set_up = self.was_set_up or is_set_up
+        return is_set_up or (not self.was_set_up and now - self.began < HANDSHAKE_SECONDS)
 
 
 class _HangUp(asyncio.Protocol):

@@ -23,6 +23,7 @@ from controlplane.cluster.settings import load_settings
 from controlplane.cluster.trust import Trust
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.pki import TestAuthority
+from tests.support.waiting import eventually
 
 SECONDS = 30.0
 
@@ -112,6 +113,29 @@ async def test_a_refusal_comes_with_its_sentence_and_more_fields_are_not_heard(l
     code, text = await post(listening, body(role="admin"))
     assert (code, json.loads(text)) == (403, {"error": "not known"})
     assert set(listening.issuer.asked[0]) == {"token_id", "secret", "host", "address", "request_pem"}
+
+
+async def test_connections_beyond_the_bound_are_closed_at_once(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that never say a word of TLS; once they are given up there is room again."""
+    monkeypatch.setattr(enrollment, "MAX_CONNECTIONS", 4)
+    refused: list[object] = []
+
+    class HangUp(enrollment._HangUp):
+        def __init__(self) -> None:
+            refused.append(self)
+
+    monkeypatch.setattr(enrollment, "_HangUp", HangUp)
+    place = (listening.endpoint.host, listening.endpoint.port)
+    async with asyncio.timeout(SECONDS):
+        silent = await asyncio.gather(*(asyncio.open_connection(*place) for _ in range(12)))
+        await eventually(lambda: len(refused) == 8, "eight of twelve are refused")
+        monkeypatch.setattr(enrollment, "HANDSHAKE_SECONDS", 0.0)
+        code, _ = await post(listening, body())
+        assert code == 403
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_connections_are_bounded_in_number_and_in_time(
