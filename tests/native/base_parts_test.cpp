@@ -1,6 +1,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,6 +12,7 @@
 
 #include "base/backoff.hpp"
 #include "base/bytes.hpp"
+#include "base/card_socket.hpp"
 #include "base/crc32c.hpp"
 #include "base/events.hpp"
 #include "base/unique_fd.hpp"
@@ -124,6 +128,29 @@ TEST(EventQueue, IsBoundedAndTellsWhatItDropped) {
   EXPECT_EQ(events[2].name, "events_dropped");
   EXPECT_EQ(std::get<std::uint64_t>(events[2].fields.at(0).value), 3U);
   EXPECT_EQ(::poll(&ready, 1, 0), 0);
+}
+
+std::string congestion_control(int fd) {
+  std::array<char, 17> name{};
+  socklen_t size = 16;
+  EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size), 0);
+  return name.data();
+}
+
+TEST(CardSocket, LeavesBbrAloneAmongWhatTheMachineChose) {
+  for (const std::string chosen : {"bbr", "reno"}) {
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto size = static_cast<socklen_t>(chosen.size());
+    // Not every kernel has BBR, nor lets everybody choose it.
+    if (::setsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, chosen.data(), size) != 0) continue;
+    set_card_socket_options(fd.get());
+    const std::string now = congestion_control(fd.get());
+    EXPECT_TRUE(chosen == "bbr" ? now == "cubic" || now == "reno" : now == chosen) << now;
+    int no_delay = 0;
+    socklen_t bytes = sizeof no_delay;
+    EXPECT_EQ(::getsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &no_delay, &bytes), 0);
+    EXPECT_NE(no_delay, 0);
+  }
 }
 
 }  // namespace

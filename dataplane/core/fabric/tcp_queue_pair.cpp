@@ -1,13 +1,14 @@
 #include "fabric/tcp_queue_pair.hpp"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+
+#include "base/card_socket.hpp"
 
 namespace akv::fabric {
 namespace {
@@ -52,8 +53,7 @@ void TcpQueuePair::start() {
   const auto& address = config_.address;
   socket_.reset(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!socket_) return end(system_fault("socket", errno));
-  const int on = 1;
-  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  set_card_socket_options(socket_.get());
   if (::connect(socket_.get(), address.get(), address.size()) != 0 && errno != EINPROGRESS) {
     return end(system_fault("connect to " + address.text(), errno));
   }

@@ -119,6 +119,9 @@ std::unique_ptr<card::CardSet> Engine::make_cards() {
   cards.host_uuid = config_.host_uuid;
   cards.io_timeout = config_.io_timeout;
   cards.io_timeout_strikes = config_.io_timeout_strikes;
+  // The lanes bound what is under way, and may pass their bound by one block: none of it waits in the queue,
+  // for a card that has one block at a time waits for each.
+  cards.max_inflight_bytes = 2 * config_.limits.card_bytes;
   cards.header_digest = config_.digests;
   cards.data_digest = config_.digests;
   return card::make_nvme_card_set(std::move(reactors), std::move(cards));

@@ -1,7 +1,5 @@
 #include "softcard/target.hpp"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -12,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/card_socket.hpp"
 #include "base/events.hpp"
 
 namespace akv::softcard {
@@ -81,8 +80,7 @@ void Target::accept_one(UniqueFd socket) {
     return;
   }
   ++counters_.accepted;
-  const int on = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  set_card_socket_options(socket.get());
   try {
     const auto id = ++last_connection_;
     connections_.emplace(id, std::make_unique<Connection>(*this, std::move(socket), id));
