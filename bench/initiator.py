@@ -20,13 +20,14 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class InitiatorSettings:
-    """What to measure: every combination of operation, size and depth, `repeats` times interleaved."""
+    """What to measure: every combination of operation, size, depth and way of waiting, interleaved."""
 
     target: str
     nqn: str
     ops: Sequence[str] = ("read", "write")
     sizes: Sequence[str] = ("64K",)
     depths: Sequence[int] = (1,)
+    waiting: Sequence[str] = ("sleep",)
     seconds: float = 5.0
     repeats: int = 1
     more: Sequence[str] = ()  # arguments of the program as they are
@@ -39,6 +40,7 @@ class Case:
     op: str
     size: str
     depth: int
+    waiting: str = "sleep"
 
 
 def measure_initiator(settings: InitiatorSettings) -> Iterator[dict[str, Any]]:
@@ -46,7 +48,7 @@ def measure_initiator(settings: InitiatorSettings) -> Iterator[dict[str, Any]]:
 
     Raises ValueError with the program's own words where a case can't be measured.
     """
-    cases = [Case(*case) for case in product(settings.ops, settings.sizes, settings.depths)]
+    cases = [Case(*case) for case in product(settings.ops, settings.sizes, settings.depths, settings.waiting)]
     runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(settings.repeats):
         for case in cases:
@@ -66,6 +68,7 @@ def summarize(case: Case, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "op": case.op,
         "io_size": case.size,
         "qd": case.depth,
+        "waiting": case.waiting,
         **medians,
         "gb_per_s_min": round(min(speeds), 4),
         "gb_per_s_max": round(max(speeds), 4),
@@ -79,6 +82,7 @@ def run_case(settings: InitiatorSettings, case: Case) -> dict[str, Any]:
     """One run of one case, as `akv-initiator` tells it. Raises ValueError with its words where it fails."""
     command = [_program(), "--target", settings.target, "--nqn", settings.nqn, "--op", case.op]
     command += ["--io-size", case.size, "--qd", str(case.depth), "--seconds", str(settings.seconds)]
+    command += ["--waiting", case.waiting]
     limit = settings.seconds + _START_SECONDS
     try:
         done = subprocess.run(

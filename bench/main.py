@@ -141,6 +141,7 @@ def _initiator(options: argparse.Namespace) -> int:
         ops=options.op,
         sizes=options.io_size,
         depths=options.qd,
+        waiting=options.waiting,
         seconds=options.seconds,
         repeats=options.repeats,
         more=[*(["--digests"] if options.digests else []), "--max-inflight", options.max_inflight],
@@ -265,14 +266,20 @@ def _add_stats(parser: argparse.ArgumentParser) -> None:
 def _add_initiator(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_initiator)
     parser.description = (
-        "Measures every combination of --op, --io-size and --qd (lists with commas); one JSON line each. "
-        "The target may be a block or a KV subsystem. What its first 64 MiB held is overwritten."
+        "Measures every combination of --op, --io-size, --qd and --waiting (lists with commas); one JSON "
+        "line each. The target may be a block or a KV subsystem. What its first 64 MiB held is overwritten."
     )
     parser.add_argument("--target", required=True, help="HOST:PORT, address literals only")
     parser.add_argument("--nqn", required=True, help="the subsystem's NQN")
     parser.add_argument("--op", type=_list_of(_op), default=["read", "write"], help="read, write or both")
     parser.add_argument("--io-size", type=_list_of(str), default=["64K"], help="bytes of a command, e.g. 64K")
     parser.add_argument("--qd", type=_list_of(positive), default=[1], help="commands outstanding")
+    parser.add_argument(
+        "--waiting",
+        type=_list_of(_waiting),
+        default=["sleep"],
+        help="while nothing is there to do: sleep, adaptive, poll",
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run (%(default)s)")
     parser.add_argument("--repeats", type=positive, default=1, help="interleaved; medians are told")
     parser.add_argument("--digests", action="store_true", help="header and data digests")
@@ -296,6 +303,12 @@ _COMMANDS: tuple[tuple[Callable[[argparse.ArgumentParser], None], str, str], ...
 def _op(text: str) -> str:
     if text not in ("read", "write"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither read nor write")
+    return text
+
+
+def _waiting(text: str) -> str:
+    if text not in ("sleep", "adaptive", "poll"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of sleep, adaptive, poll")
     return text
 
 

@@ -13,7 +13,7 @@ from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.errors import ClientError
 from integration.client.link import Link
-from integration.client.loans import Borrow, Loan, Return, Views
+from integration.client.loans import Borrow, Loan, Return, Views, lost
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
@@ -250,6 +250,18 @@ class AsyncBorrowed(Views):
         if self._begin_release():
             self._proven = await self._client._hot(Return, timeout, self._loan)
         return self._proven
+
+    async def exchange(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> AsyncBorrowed:
+        """As Borrowed.exchange, in two round trips."""
+        try:
+            proven = await self.release(timeout=timeout)
+        except ClientError as strict:
+            raise lost() from strict
+        if not proven:
+            raise lost()
+        return await self._client.borrow(keys, dialog, timeout=timeout)
 
 
 def async_class(implementation: Implementation | None) -> type[AsyncClient]:

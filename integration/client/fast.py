@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from integration.client.aio import AsyncClient
 from integration.client.config import ClientConfig
 from integration.client.link import FastCall, FastSession, Link
-from integration.client.loans import Borrow, Return
+from integration.client.loans import Borrow, Loan, Return
 from integration.client.native import NativeLink
 from integration.client.operations import Exists, Hasty, MatchPrefix
 from integration.client.sync import Client, check_timeout
 from integration.client.transfers import Get, Put
 from integration.client.view import Implementation
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -28,7 +31,7 @@ _SENDERS: dict[Callable[..., Hasty[Any]], Callable[..., FastCall | None]] = {
     MatchPrefix: lambda fast, told, keys, dialog: fast.begin_exists(True, keys, dialog, told),
     Exists: lambda fast, told, keys, dialog: fast.begin_exists(False, keys, dialog, told),
     Borrow: lambda fast, told, keys, dialog: fast.begin_borrow(keys, dialog, told),
-    Return: lambda fast, told, loan: fast.begin_return(loan.lease, loan.offsets, told),
+    Return: lambda fast, told, loan: fast.begin_return(loan.lease, loan.offsets, told, False),
 }
 
 
@@ -77,6 +80,25 @@ class NativeClient(Client):
             self._take_over(call, _given_up(kind(*arguments, **named)), started)
             raise
         return self._take_over(call, kind(*arguments, **named), started)() if result is None else result
+
+    def _exchange(
+        self, loan: Loan, keys: Sequence[ReadableBuffer], dialog: int, timeout: float | None
+    ) -> tuple[bool, Loan]:
+        """See Client. RETURN and BORROW leave in one message, and so do the replies."""
+        started, fast = time.monotonic(), self._engine.fast
+        call = None if fast is None else fast.begin_return(loan.lease, loan.offsets, False, True)
+        if call is None:
+            return super()._exchange(loan, keys, dialog, timeout)
+        try:
+            borrowed = self._hot(Borrow, timeout, keys, dialog)
+        except BaseException:
+            self._take_over(call, _given_up(Return(loan)), started)
+            raise
+        # The gateway answers both in their order.
+        proven = call.result(0.0)
+        return bool(self._take_over(call, Return(loan), started)() if proven is None else proven), Loan(
+            *borrowed
+        )
 
     def _take_over(self, call: FastCall, operation: Hasty[T], started: float) -> Callable[[], T]:
         with self._lock:

@@ -52,8 +52,8 @@ class FastSession(Protocol):
     def begin_borrow(self, keys: Sequence[Any], dialog: int, told: bool, /) -> FastCall | None:
         """Send a BORROW; its result is a Loan's fields."""
 
-    def begin_return(self, lease: Any, offsets: bytes, told: bool, /) -> FastCall | None:
-        """Send a RETURN of blocks that were borrowed in the session of `lease`."""
+    def begin_return(self, lease: Any, offsets: bytes, told: bool, with_next: bool, /) -> FastCall | None:
+        """Send a RETURN of blocks borrowed in the session of `lease`: now, or with the next call."""
 
 
 class Link:

@@ -80,10 +80,14 @@ class Views(Sequence[memoryview | None]):
             if failure is not None:
                 error.add_note(f"then the borrowed blocks could not be given back: {failure}")
         elif not proven:
-            raise LoanLostError(
-                "the session was lost while blocks were read in place: what was read may be other blocks; "
-                "drop it"
-            ) from failure
+            raise lost() from failure
+
+
+def lost() -> LoanLostError:
+    """What was read in place is not known to be the blocks."""
+    return LoanLostError(
+        "the session was lost while blocks were read in place: what was read may be other blocks; drop it"
+    )
 
 
 def _release_all(views: list[memoryview | None]) -> None:

@@ -16,7 +16,7 @@ from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.errors import ClientError
 from integration.client.link import Link
-from integration.client.loans import Borrow, Loan, Return, Views
+from integration.client.loans import Borrow, Loan, Return, Views, lost
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
@@ -173,6 +173,12 @@ class Client(ClientView):
         """Run what callers wait for most: a subclass may have a faster way."""
         return self._run(kind(*arguments, **named), timeout)
 
+    def _exchange(
+        self, loan: Loan, keys: Sequence[ReadableBuffer], dialog: int, timeout: float | None
+    ) -> tuple[bool, Loan]:
+        """Return a loan, and take another one; a subclass may do both in one round trip."""
+        return self._hot(Return, timeout, loan), Loan(*self._hot(Borrow, timeout, keys, dialog))
+
     def _run(self, operation: Operation[T], timeout: float | None) -> T:
         wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         ended = threading.Event()
@@ -265,6 +271,25 @@ class Borrowed(Views):
         if self._begin_release():
             self._proven = self._client._hot(Return, timeout, self._loan)
         return self._proven
+
+    def exchange(
+        self, keys: Sequence[ReadableBuffer], dialog: int, *, timeout: float | None = None
+    ) -> Borrowed:
+        """`release` and `borrow` of others: one round trip with the native implementation.
+
+        Raises LoanLostError where what was read until now is to be dropped; then nothing is borrowed.
+        """
+        if not self._begin_release():
+            return self._client.borrow(keys, dialog, timeout=timeout)
+        try:
+            self._proven, loan = self._client._exchange(self._loan, keys, dialog, timeout)
+        except ClientError as strict:
+            raise lost() from strict
+        following = Borrowed(self._client, loan)
+        if not self._proven:
+            following.release(timeout=timeout)
+            raise lost()
+        return following
 
 
 def _ignore_descriptor(descriptor: int) -> None:

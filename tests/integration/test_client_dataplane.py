@@ -169,6 +169,13 @@ def test_hot_blocks_are_read_in_place(lending: Dataplane) -> None:
         assert views.release(), "once more does nothing"
         with client.borrow(keys[:1], 7) as again:
             assert list(again) == [None], "the copy is of the value before"
+        first = client.borrow(keys[1:3], 7)
+        second = first.exchange([keys[3], b"absent"], 7)
+        assert not first.valid
+        assert first.release(), "it is proven"
+        assert [None if view is None else bytes(view) for view in second] == [payloads[3], None]
+        assert client.stats()["borrowed_bytes"] == 4096 * 25
+        assert bytes(second.exchange(keys[4:], 7)[0] or b"") == payloads[4]
 
 
 async def test_asyncio_reads_in_place(lending: Dataplane) -> None:
@@ -178,7 +185,10 @@ async def test_asyncio_reads_in_place(lending: Dataplane) -> None:
         async with await client.borrow([_key(1), b"absent"], 7) as views:
             assert list(views) == [payload, None]
         assert (await client.stats())["borrowed_bytes"] == 0
-        held, failing = [await client.borrow([_key(1)], 7) for _ in range(2)]
+        first, failing = [await client.borrow([_key(1)], 7) for _ in range(2)]
+        held = await first.exchange([_key(1)], 7)
+        assert not first.valid
+        assert list(held) == [payload]
         lending.kill()
         with pytest.raises(ClientError):
             await held.release()
@@ -193,9 +203,10 @@ def test_views_outlive_the_session_and_release_says_that_it_was_lost(lending: Da
     with lending.client(strict=False) as client, lending.client(strict=True) as strict:
         [payload] = _warm(client, [_key(1)], [LENGTH])
         views = client.borrow([_key(1)], 7)
-        failing, reading = strict.borrow([_key(1)], 7), strict.borrow([_key(1)], 7)
+        failing, reading, changing = [strict.borrow([_key(1)], 7) for _ in range(3)]
         assert views[0] is not None
         kept = memoryview(views[0])
+        others = client.borrow([_key(1)], 7)
         lending.kill()
         with pytest.raises(LoanLostError, match="drop it"), views:
             wait_until(lambda: not views.valid, "the session is lost")
@@ -206,8 +217,14 @@ def test_views_outlive_the_session_and_release_says_that_it_was_lost(lending: Da
         with pytest.raises(LoanLostError) as lost, reading:
             pass
         assert isinstance(lost.value.__cause__, GatewayUnavailableError)
+        with pytest.raises(LoanLostError, match="drop it"):
+            others.exchange([_key(1)], 7)
+        with pytest.raises(LoanLostError, match="drop it"):
+            changing.exchange([_key(1)], 7)
         assert bytes(kept) == payload, "the memory stays mapped as long as it is looked at"
-        assert list(client.borrow([_key(1)], 7)) == [None]
+        none = client.borrow([_key(1)], 7)
+        assert list(none) == [None]
+        assert list(none.exchange([_key(1)], 7)) == [None], "what was not lent can't be lost"
     assert bytes(kept) == payload
 
 

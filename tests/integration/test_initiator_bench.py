@@ -29,7 +29,7 @@ def _bench(card: Card, *arguments: str, nqn: str | None = None) -> subprocess.Co
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=150, check=False)
 
 
-@pytest.mark.parametrize("more", [(), ("--digests",)])
+@pytest.mark.parametrize("more", [("--waiting", "adaptive"), ("--waiting", "poll", "--digests")])
 def test_every_case_is_measured(card: Card, more: tuple[str, ...]) -> None:
     sizes, depths = ["4K", "100K"], ["1", "8"]
     done = _bench(card, "--io-size", ",".join(sizes), "--qd", ",".join(depths), "--seconds", "0.2", *more)
@@ -39,6 +39,7 @@ def test_every_case_is_measured(card: Card, more: tuple[str, ...]) -> None:
         (op, size, depth) for op in ("read", "write") for size in sizes for depth in depths
     ]
     assert all(r["kind"] == "kv" and r["runs"] == 1 and r["gb_per_s"] > 0 for r in records)
+    assert {r["waiting"] for r in records} == {more[1]}
     assert card.stats()["commands"]["retrieve"] > 4
 
 

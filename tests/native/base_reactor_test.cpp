@@ -149,13 +149,77 @@ std::chrono::nanoseconds cpu_time_of_this_thread() {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-TEST(Reactor, BusyPollingFallsAsleepWhenNothingComes) {
+class ReactorWaiting : public ::testing::TestWithParam<Waiting> {};
+
+TEST_P(ReactorWaiting, FallsAsleepWhenNothingComes) {
   Reactor reactor;
-  reactor.set_busy_polling(true);
+  reactor.set_waiting(GetParam());
+  reactor.expect(1);
   static_cast<void>(reactor.call_after(milliseconds(300), [&] { reactor.stop(); }));
   const auto before = cpu_time_of_this_thread();
   reactor.run();
   EXPECT_LT(cpu_time_of_this_thread() - before, milliseconds(100));
+}
+
+TEST_P(ReactorWaiting, TimersAndPostsComeThrough) {
+  Reactor reactor;
+  reactor.set_waiting(GetParam());
+  reactor.expect(1);
+  int posted = 0;
+  for (int i = 0; i < 10; ++i) {
+    std::thread poster([&] { EXPECT_TRUE(reactor.post([&] { ++posted; })); });
+    while (posted == i)
+      reactor.run_once(milliseconds(100));
+    poster.join();
+  }
+  bool rang = false;
+  static_cast<void>(reactor.call_after(milliseconds(2), [&] { rang = true; }));
+  while (!rang)
+    reactor.run_once(milliseconds(100));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReactorWaiting,
+                         ::testing::Values(Waiting::sleep, Waiting::adaptive, Waiting::poll));
+
+using std::chrono::microseconds;
+
+TEST(Patience, SleepsAtOnceUnlessToldOtherwise) {
+  Patience patience;
+  patience.slept(microseconds(5));
+  EXPECT_EQ(patience.window(true), microseconds(0));
+}
+
+TEST(Patience, PollsLongerWhereThatWouldHaveSavedASleep) {
+  Patience patience(Waiting::adaptive);
+  EXPECT_EQ(patience.window(true), microseconds(0));
+  patience.slept(microseconds(30));
+  EXPECT_EQ(patience.window(true), Patience::kFirst);
+  for (int i = 0; i < 10; ++i)
+    patience.slept(microseconds(90));
+  EXPECT_EQ(patience.window(true), Patience::kMost);
+  EXPECT_EQ(patience.window(false), microseconds(0)) << "only for an answer";
+}
+
+TEST(Patience, SleepsAtOnceAfterALongWait) {
+  Patience patience(Waiting::adaptive);
+  patience.slept(microseconds(30));
+  patience.slept(Patience::kMost + microseconds(1));
+  EXPECT_EQ(patience.window(true), microseconds(0));
+}
+
+TEST(Patience, GivesWayToWhoeverTakesTheCore) {
+  Patience patience(Waiting::adaptive);
+  patience.slept(microseconds(30));
+  EXPECT_FALSE(patience.interrupted(microseconds(2)));
+  EXPECT_TRUE(patience.interrupted(Patience::kInterrupted));
+  EXPECT_EQ(patience.window(true), microseconds(0));
+}
+
+TEST(Patience, FullPollingIsAsLongWhateverComes) {
+  Patience patience(Waiting::poll);
+  patience.slept(microseconds(10'000));
+  EXPECT_FALSE(patience.interrupted(microseconds(1000)));
+  EXPECT_EQ(patience.window(false), Patience::kPolling);
 }
 
 TEST(Reactor, StopFromAnotherThreadEndsRun) {

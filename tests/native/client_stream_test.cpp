@@ -147,6 +147,41 @@ TEST_F(ClientStream, AReplyThatCameIsDisownedWithItsCredit) {
   EXPECT_TRUE(stream->has_room(1));
 }
 
+TEST_F(ClientStream, AFrameCanWaitForTheNextOne) {
+  const auto first = stream->begin(1, 1, frame(1, 8), false, Stream::Send::with_next);
+  EXPECT_FALSE(asked());
+  EXPECT_TRUE(stream->has_output());
+  const auto second = ask(2);
+  Bytes both(2 * (kHeaderBytes + 8));
+  EXPECT_EQ(::recv(gateway.get(), both.data(), both.size(), MSG_DONTWAIT), static_cast<ssize_t>(both.size()));
+  EXPECT_EQ(load_le<std::uint64_t>(both.data() + 16), 1U);
+  answer(frame(1, 8));
+  answer(frame(2, 8));
+  EXPECT_EQ(stream->wait(second, in(30s)), Waited::replied);
+  EXPECT_EQ(stream->wait(first, in(30s)), Waited::replied);
+}
+
+TEST_F(ClientStream, WhoWaitsForAFrameThatNothingFollowsSendsIt) {
+  const auto only = stream->begin(1, 1, frame(1, 8), false, Stream::Send::with_next);
+  std::thread waiter([&] { EXPECT_EQ(stream->wait(only, in(30s)), Waited::replied); });
+  EXPECT_EQ(request().size(), kHeaderBytes + 8);
+  answer(frame(1, 8));
+  waiter.join();
+}
+
+TEST_F(ClientStream, ManyFramesLeaveInTheirOrderWhereverTheSocketFills) {
+  constexpr std::uint64_t kFrames = 40;
+  std::vector<std::shared_ptr<Exchange>> exchanges;
+  for (std::uint64_t id = 1; id <= kFrames; ++id)
+    exchanges.push_back(stream->begin(id, 1, frame(id, 30'000), false, Stream::Send::with_next));
+  std::thread waiter([&] { EXPECT_EQ(stream->wait(exchanges.back(), in(30s)), Waited::replied); });
+  for (std::uint64_t id = 1; id <= kFrames; ++id) {
+    EXPECT_EQ(request(), frame(id, 30'000));
+    answer(frame(id, 8));
+  }
+  waiter.join();
+}
+
 TEST_F(ClientStream, EntriesAreCountedToo) {
   EXPECT_TRUE(stream->has_room(5000)) << "one request alone may be larger";
   const auto exchange = stream->begin(1, 4000, frame(1, 0), true);

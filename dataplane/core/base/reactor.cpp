@@ -22,8 +22,6 @@ namespace {
 constexpr std::size_t kMailboxLimit = 65536;
 constexpr int kEventsPerTurn = 64;
 constexpr auto kIdleWait = std::chrono::milliseconds(1000);
-// How long polling goes on after the last event: longer than a card on a network takes for a command.
-constexpr auto kPollAfterEvent = std::chrono::microseconds(500);
 constexpr std::uint64_t kMailboxTag = ~std::uint64_t{0};
 
 [[noreturn]] void fail(const char* what) {
@@ -126,8 +124,8 @@ struct Reactor::Impl {
   std::vector<std::function<void()>> deferred;
   std::vector<AfterEvent*> after_event;
   TimePoint now{Clock::now()};
-  TimePoint last_event{now};
-  bool busy_polling{false};
+  Patience patience;
+  int expected{0};
   std::atomic<bool> stopping{false};
 
   std::mutex mailbox_mutex;
@@ -189,28 +187,41 @@ struct Reactor::Impl {
     }
   }
 
-  [[nodiscard]] int wait_milliseconds(std::chrono::milliseconds at_most) {
-    const TimePoint due = timers.next_due();
-    auto wait = at_most;
-    if (due != TimePoint::max()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now());
-      wait = std::clamp(left, std::chrono::milliseconds(0), at_most);
-    }
-    return static_cast<int>(wait.count());
+  using Events = std::array<epoll_event, kEventsPerTurn>;
+
+  [[nodiscard]] int look(Events& events, std::chrono::milliseconds at_most) const {
+    const int ready =
+        ::epoll_wait(epoll.get(), events.data(), kEventsPerTurn, static_cast<int>(at_most.count()));
+    if (ready < 0 && errno != EINTR) fail("epoll_wait");
+    return std::max(ready, 0);
   }
 
-  [[nodiscard]] std::chrono::milliseconds patience() const noexcept {
-    const bool poll = busy_polling && now - last_event < kPollAfterEvent;
-    return poll ? std::chrono::milliseconds(0) : kIdleWait;
+  // How long a wait that begins at `start` may sleep.
+  [[nodiscard]] std::chrono::milliseconds longest_sleep(TimePoint start, std::chrono::milliseconds at_most) {
+    const TimePoint due = timers.next_due();
+    if (due == TimePoint::max()) return at_most;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - start);
+    return std::clamp(left, std::chrono::milliseconds(0), at_most);
+  }
+
+  [[nodiscard]] int wait(Events& events, std::chrono::milliseconds at_most) {
+    const TimePoint start = Clock::now();
+    const bool expecting = expected > 0;
+    const auto longest = longest_sleep(start, at_most);
+    const auto polled = std::min<Patience::Time>(patience.window(expecting), longest);
+    int ready = 0;
+    const auto found = [&] { return (ready = look(events, std::chrono::milliseconds(0))) > 0; };
+    if (patience.poll(start, polled, found)) return ready;
+    ready = look(events, longest);
+    if (expecting && longest.count() > 0) patience.slept(Clock::now() - start);
+    return ready;
   }
 
   void turn(std::chrono::milliseconds at_most) {
     settle();
-    std::array<epoll_event, kEventsPerTurn> events;
-    const int ready = ::epoll_wait(epoll.get(), events.data(), kEventsPerTurn, wait_milliseconds(at_most));
-    if (ready < 0 && errno != EINTR) fail("epoll_wait");
+    Events events;
+    const int ready = wait(events, at_most);
     now = Clock::now();
-    if (ready > 0) last_event = now;
     for (int i = 0; i < ready; ++i) {
       dispatch(events[static_cast<std::size_t>(i)]);
     }
@@ -281,7 +292,7 @@ TimePoint Reactor::now() const noexcept {
 
 void Reactor::run() {
   while (!impl_->stopping.load(std::memory_order_acquire)) {
-    impl_->turn(impl_->patience());
+    impl_->turn(kIdleWait);
   }
 }
 
@@ -294,8 +305,12 @@ void Reactor::stop() noexcept {
   impl_->wake();
 }
 
-void Reactor::set_busy_polling(bool on) noexcept {
-  impl_->busy_polling = on;
+void Reactor::set_waiting(Waiting how) noexcept {
+  impl_->patience = Patience(how);
+}
+
+void Reactor::expect(int more) noexcept {
+  impl_->expected += more;
 }
 
 AfterEvent::AfterEvent(Reactor& reactor, std::function<void()> work)

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/clock.hpp"
+#include "base/patience.hpp"
 
 namespace akv {
 
@@ -48,8 +49,10 @@ class Reactor {
   void run();                                    // until stop()
   void run_once(std::chrono::milliseconds at_most);
   void stop() noexcept;  // from any thread
-  // On: run() polls while events come and for 500 us more, then sleeps. Off: it sleeps when nothing is ready.
-  void set_busy_polling(bool on) noexcept;
+  // At first: sleep.
+  void set_waiting(Waiting how) noexcept;
+  // So many more answers (less where negative) are under way: the adaptive way polls for those.
+  void expect(int more) noexcept;
 
  private:
   friend class AfterEvent;

@@ -78,6 +78,7 @@ bool NvmeIoQueue::submit(IoRequest& request) noexcept {
   const std::uint32_t index = entries_.accept(request, reactor_.now() + card_.config->io_timeout, bytes);
   if (next_to_send_ == kNoEntry) next_to_send_ = index;
   counters_.inflight.add();
+  reactor_.expect(1);
   arm_timer();
   dispatch_.request();
   return true;
@@ -174,6 +175,7 @@ void NvmeIoQueue::on_response(std::uint32_t tag, const fabric::Response& respons
   if (entry.timed_out) {
     IoRequest& request = entries_.remove(tag);
     counters_.inflight.subtract(1);
+    reactor_.expect(-1);
     request.released();
   } else {
     if (card_.strikes.load(std::memory_order_relaxed) != 0) card_.strikes.store(0, std::memory_order_relaxed);
@@ -220,6 +222,7 @@ void NvmeIoQueue::report_corrupt() noexcept {
 void NvmeIoQueue::finish(std::uint32_t index, const IoResult& result) noexcept {
   IoRequest& request = entries_.remove(index);
   counters_.inflight.subtract(1);
+  reactor_.expect(-1);
   request.completed(result);
   request.released();
 }
@@ -319,6 +322,7 @@ void NvmeIoQueue::disconnect_all() noexcept {
   while (entries_.quarantined.head != kNoEntry) {
     IoRequest& request = entries_.remove(entries_.quarantined.head);
     counters_.inflight.subtract(1);
+    reactor_.expect(-1);
     request.released();
   }
 }

@@ -85,7 +85,7 @@ std::unique_ptr<Call> Call::keyed(const Session& session, CallKind kind, nb::han
 }
 
 std::unique_ptr<Call> Call::give_back(const Session& session, nb::handle lease, const nb::bytes& offsets,
-                                      bool told) {
+                                      bool told, bool with_next) {
   if (!lease.is(session.lease) || offsets.size() % kOffsetBytes != 0) return nullptr;
   const std::uint32_t count = fitting(session, static_cast<Py_ssize_t>(offsets.size() / kOffsetBytes));
   if (count == 0) return nullptr;
@@ -93,7 +93,8 @@ std::unique_ptr<Call> Call::give_back(const Session& session, nb::handle lease, 
   std::vector<std::byte> frame(kHeaderBytes + offsets.size());
   std::memcpy(frame.data() + kHeaderBytes, offsets.data(), offsets.size());
   encode_header(header, offsets.size(), frame);
-  auto exchange = session.stream->begin(header.request_id, count, std::move(frame), told);
+  const auto when = with_next ? Stream::Send::with_next : Stream::Send::now;
+  auto exchange = session.stream->begin(header.request_id, count, std::move(frame), told, when);
   if (exchange == nullptr) return nullptr;
   return std::unique_ptr<Call>(new Call(session, CallKind::give_back, nb::tuple(), std::move(exchange)));
 }

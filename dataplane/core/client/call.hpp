@@ -35,9 +35,10 @@ class Call {
   [[nodiscard]] static std::unique_ptr<Call> keyed(const Session& session, CallKind kind, nb::handle keys,
                                                    std::uint64_t dialog, bool told);
 
-  // Blocks that were borrowed in the session of `lease`, by their packed offsets.
+  // Blocks that were borrowed in the session of `lease`, by their packed offsets. `with_next`: it is sent
+  // when the next call is, or somebody waits for it.
   [[nodiscard]] static std::unique_ptr<Call> give_back(const Session& session, nb::handle lease,
-                                                       const nb::bytes& offsets, bool told);
+                                                       const nb::bytes& offsets, bool told, bool with_next);
 
   // Waits for the reply; its result, or None where it did not come, or is not the plain answer: then
   // disown() has to follow. Raises what a signal's handler raised.

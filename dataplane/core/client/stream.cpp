@@ -1,6 +1,5 @@
 #include "client/stream.hpp"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,6 +19,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x31564B41;
 constexpr std::size_t kStagingBytes = std::size_t{256} << 10U;
 constexpr int kReadsPerTurn = 16;
+constexpr std::size_t kPartsPerSend = 16;
 
 std::int64_t nanoseconds(TimePoint when) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(when.time_since_epoch()).count();
@@ -38,12 +38,11 @@ FrameHeader decode_header(const std::byte* from) noexcept {
 }
 
 // Bytes taken; 0 when the socket is full, and -1 with errno otherwise.
-long send_part(int socket, std::span<const std::byte> bytes, int descriptor) {
-  iovec vector{const_cast<std::byte*>(bytes.data()), bytes.size()};
+long send_parts(int socket, std::span<iovec> parts, int descriptor) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr message{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
   if (descriptor >= 0) {
     message.msg_control = control.data();
     message.msg_controllen = control.size();
@@ -102,7 +101,7 @@ void Stream::give_back(std::uint32_t entries) {
 }
 
 std::shared_ptr<Exchange> Stream::begin(std::uint64_t request_id, std::uint32_t count,
-                                        std::vector<std::byte> frame, bool told) {
+                                        std::vector<std::byte> frame, bool told, Send when) {
   auto exchange = std::make_shared<Exchange>();
   exchange->request_id = request_id;
   exchange->count = count;
@@ -112,7 +111,12 @@ std::shared_ptr<Exchange> Stream::begin(std::uint64_t request_id, std::uint32_t 
   ++credits_used_;
   entries_used_ += count;
   exchanges_.emplace(request_id, exchange);
-  queue({.bytes = std::move(frame), .descriptor = {}});
+  Outgoing part{.bytes = std::move(frame), .descriptor = {}};
+  if (when == Send::now) {
+    queue(std::move(part));
+  } else {
+    output_.push_back(std::move(part));
+  }
   return exchange;
 }
 
@@ -132,13 +136,31 @@ void Stream::queue(Outgoing part) {
 
 void Stream::flush() {
   while (!output_.empty() && !failure_) {
+    const long taken = send_some();
+    if (taken < 0) return fail(false, reason(errno));
+    if (taken == 0) return;
+    sent(static_cast<std::size_t>(taken));
+  }
+}
+
+// What can go in one message: at most one descriptor, and that with its first byte.
+long Stream::send_some() {
+  std::array<iovec, kPartsPerSend> vectors;
+  std::size_t count = 0;
+  for (Outgoing& part : output_) {
+    if (count == vectors.size() || (count != 0 && part.descriptor)) break;
+    vectors[count++] = {part.bytes.data() + part.sent, part.bytes.size() - part.sent};
+  }
+  return send_parts(socket_.get(), std::span(vectors).first(count), output_.front().descriptor.get());
+}
+
+void Stream::sent(std::size_t bytes) {
+  output_.front().descriptor.reset();
+  while (bytes != 0) {
     Outgoing& part = output_.front();
-    const long sent = send_part(socket_.get(), std::span<const std::byte>(part.bytes).subspan(part.sent),
-                                part.descriptor.get());
-    if (sent < 0) return fail(false, reason(errno));
-    if (sent == 0) return;
-    part.descriptor.reset();
-    part.sent += static_cast<std::size_t>(sent);
+    const std::size_t taken = std::min(bytes, part.bytes.size() - part.sent);
+    part.sent += taken;
+    bytes -= taken;
     if (part.sent == part.bytes.size()) output_.pop_front();
   }
 }
@@ -183,12 +205,9 @@ void Stream::disown(const std::shared_ptr<Exchange>& exchange) {
 
 // Waits until the socket is ready, and takes what is there.
 void Stream::attend(TimePoint deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   const short events = static_cast<short>(POLLIN | (has_output() ? POLLOUT : 0));
   std::array<pollfd, 2> watched{pollfd{socket_.get(), events, 0}, pollfd{wake_.get(), POLLIN, 0}};
-  const int ready =
-      ::poll(watched.data(), watched.size(), static_cast<int>(std::clamp<long>(left, 0, 1 << 30)));
-  if (ready <= 0) return;
+  if (!await(watched, deadline)) return;
   if (watched[1].revents != 0) {
     std::uint64_t count = 0;
     static_cast<void>(::read(wake_.get(), &count, sizeof count));
@@ -198,6 +217,20 @@ void Stream::attend(TimePoint deadline) {
     flush();
   }
   if ((watched[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) read_some();
+}
+
+// A short wait is polled: to be woken up costs the gateway as well.
+bool Stream::await(std::span<pollfd> watched, TimePoint deadline) {
+  const auto look = [&](long milliseconds) {
+    return ::poll(watched.data(), watched.size(), static_cast<int>(milliseconds)) > 0;
+  };
+  const TimePoint start = Clock::now();
+  const auto polled = std::min<Patience::Time>(patience_.window(true), deadline - start);
+  if (patience_.poll(start, polled, [&] { return look(0); })) return true;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  const bool ready = look(std::clamp<long>(left, 0, 1 << 30));
+  patience_.slept(Clock::now() - start);
+  return ready;
 }
 
 void Stream::process() {

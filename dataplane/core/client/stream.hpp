@@ -2,6 +2,7 @@
 // here.
 #pragma once
 
+#include <poll.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/patience.hpp"
 #include "base/unique_fd.hpp"
 
 namespace akv::client {
@@ -76,10 +78,13 @@ class Stream {
   void give_back(std::uint32_t entries);
   [[nodiscard]] std::uint64_t next_request_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
 
+  // A frame leaves at once, or together with the next one, which follows.
+  enum class Send : std::uint8_t { now, with_next };
   // Sends a frame whose reply comes with the returned exchange; null where the stream can't be used. `told`:
   // take_told() gives it then, because nobody waits.
   [[nodiscard]] std::shared_ptr<Exchange> begin(std::uint64_t request_id, std::uint32_t count,
-                                                std::vector<std::byte> frame, bool told);
+                                                std::vector<std::byte> frame, bool told,
+                                                Send when = Send::now);
   // Sends bytes of a frame whose reply take_foreign() gives. A descriptor goes with the first byte.
   void send(std::vector<std::byte> bytes, UniqueFd descriptor);
 
@@ -123,7 +128,10 @@ class Stream {
 
   void queue(Outgoing part);
   void flush();
+  [[nodiscard]] long send_some();
+  void sent(std::size_t bytes);
   void attend(TimePoint deadline);
+  [[nodiscard]] bool await(std::span<pollfd> watched, TimePoint deadline);
   void read_some();
   void end_reading();
   void take(std::span<const std::byte> bytes);
@@ -154,6 +162,8 @@ class Stream {
   bool hungry_{false};
 
   // Of the thread that has `reading_`.
+  // What the gateway answers out of its own memory is worth polling for; what it asks cards for is not.
+  Patience patience_{Waiting::adaptive, std::chrono::microseconds(50)};
   std::vector<std::byte> staging_;
   std::size_t staged_{0};
   std::optional<Frame> large_;

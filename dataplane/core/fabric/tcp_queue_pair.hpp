@@ -62,6 +62,8 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
   void end(const Fault& fault) noexcept;
   void send_term_req(const nvme::FatalError& error) noexcept;
   void watch(bool writable) noexcept;
+  void await_bytes(std::uint32_t bytes) noexcept;
+  void await_payload() noexcept;
   void shut() noexcept;
 
   Reactor& reactor_;
@@ -71,6 +73,7 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
   UniqueFd socket_;
   TimerId connect_timer_{0};
   bool watching_writable_{false};
+  std::uint32_t awaited_{1};  // bytes that the socket must have to be readable
   std::uint32_t max_h2c_{0};
   nvme::Framing framing_;  // of what is sent
   SlotTable slots_;

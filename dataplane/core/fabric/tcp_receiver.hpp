@@ -48,6 +48,9 @@ class TcpReceiver {
   // Reads what the socket has, up to a bound that keeps other sockets of the reactor served.
   [[nodiscard]] std::optional<Fault> receive(int fd);
 
+  // Bytes of the present payload that are still to come.
+  [[nodiscard]] std::uint32_t missing() const noexcept { return state_ == State::payload ? remaining_ : 0; }
+
   // The header that a Fault with a termination PDU was about.
   [[nodiscard]] std::span<const std::byte> offending_header() const noexcept;
 

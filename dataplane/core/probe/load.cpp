@@ -57,8 +57,9 @@ class Buffers {
 // Commands with their places in turn.
 class Load final : private fabric::QueuePairClient {
  public:
-  Load(Target& target, const LoadConfig& config)
-      : config_(config),
+  Load(Reactor& reactor, Target& target, const LoadConfig& config)
+      : reactor_(reactor),
+        config_(config),
         facts_(target.facts()),
         places_(std::max<std::uint64_t>(1, config.span_bytes / config.io_bytes)),
         buffers_(config.depth, config.io_bytes),
@@ -69,14 +70,14 @@ class Load final : private fabric::QueuePairClient {
   }
 
   // At most `count` commands until `until`; keeps going until every one is answered.
-  void run(Reactor& reactor, Target& target, TimePoint until, std::uint64_t count) {
+  void run(Target& target, TimePoint until, std::uint64_t count) {
     left_ = count;
     until_ = until;
     answered_ = keep_alive_ = monotonic_now();
-    pump();
+    submit_more();
+    queue_.flush();
     while (outstanding_ > 0 && !closed_) {
-      reactor.run_once(std::chrono::milliseconds(100));
-      pump();
+      reactor_.run_once(std::chrono::milliseconds(100));
       const TimePoint now = monotonic_now();
       if (now - answered_ > kPatience) throw ProbeError("a command stayed unanswered for 10 s");
       if (now - keep_alive_ > kKeepAlive) {
@@ -96,6 +97,7 @@ class Load final : private fabric::QueuePairClient {
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override {
     answered_ = monotonic_now();
     --outstanding_;
+    reactor_.expect(-1);
     ++result_.ios;
     const bool whole = config_.op == Op::write || response.received == config_.io_bytes;
     if (response.cqe.status() != nvme::kSuccess || !whole) ++result_.errors;
@@ -104,11 +106,13 @@ class Load final : private fabric::QueuePairClient {
       result_.latencies_us.push_back(static_cast<std::uint32_t>(took.count()));
     }
     idle_.push_back(tag);
+    // Beside the data that the target asked for meanwhile, in one system call.
+    submit_more();
   }
   void on_closed(fabric::Ending /*how*/, const std::string& reason) noexcept override { closed_ = reason; }
 
-  // After every turn of the loop: as many as depth and bytes in flight allow, sent together.
-  void pump() {
+  // As many as depth and bytes in flight allow.
+  void submit_more() noexcept {
     while (!idle_.empty() && left_ > 0 && may_add()) {
       const TimePoint now = monotonic_now();
       if (now >= until_) {
@@ -120,9 +124,9 @@ class Load final : private fabric::QueuePairClient {
       begun_[tag] = now;
       submit(tag);
       ++outstanding_;
+      reactor_.expect(1);
       --left_;
     }
-    if (!closed_) queue_.flush();
   }
   [[nodiscard]] bool may_add() const noexcept {
     const std::uint64_t bytes = (outstanding_ + std::uint64_t{1}) * config_.io_bytes;
@@ -136,7 +140,7 @@ class Load final : private fabric::QueuePairClient {
         .sqe = facts_.kind == Kind::block ? block_command(place) : kv_command(place),
         .direction = write ? fabric::Direction::to_target : fabric::Direction::from_target,
         .data = std::span(&vector, 1)};
-    if (!queue_.submit(command, tag)) throw ProbeError("the queue takes no command");
+    if (!queue_.submit(command, tag)) closed_ = "the queue takes no command";
   }
   [[nodiscard]] nvme::Sqe block_command(std::uint64_t place) const noexcept {
     const std::uint64_t block = place * (config_.io_bytes / facts_.block_bytes);
@@ -157,6 +161,7 @@ class Load final : private fabric::QueuePairClient {
         facts_.nsid, {});
   }
 
+  Reactor& reactor_;
   const LoadConfig config_;
   const Facts facts_;
   const std::uint64_t places_;
@@ -177,10 +182,10 @@ class Load final : private fabric::QueuePairClient {
 }  // namespace
 
 LoadResult run_load(Reactor& reactor, Target& target, const LoadConfig& config) {
-  Load load(target, config);
+  Load load(reactor, target, config);
   const auto cpu = cpu_time();
   const TimePoint start = monotonic_now();
-  load.run(reactor, target, start + config.duration, UINT64_MAX);
+  load.run(target, start + config.duration, UINT64_MAX);
   LoadResult result = load.take_result();
   result.elapsed = monotonic_now() - start;
   result.cpu = cpu_time() - cpu;
@@ -191,9 +196,8 @@ void fill(Reactor& reactor, Target& target, const LoadConfig& config) {
   LoadConfig writes = config;
   writes.op = Op::write;
   writes.depth = std::min<std::uint32_t>(config.depth, 4);
-  Load load(target, writes);
-  load.run(reactor, target, TimePoint::max(),
-           std::max<std::uint64_t>(1, config.span_bytes / config.io_bytes));
+  Load load(reactor, target, writes);
+  load.run(target, TimePoint::max(), std::max<std::uint64_t>(1, config.span_bytes / config.io_bytes));
   if (load.take_result().errors > 0)
     throw ProbeError("the target refuses writes, so there is nothing to read");
 }

@@ -18,6 +18,7 @@ struct Arguments {
   double seconds{5};
   std::uint64_t span_bytes{64U << 20U};
   std::uint64_t inflight{4U << 20U};
+  std::string waiting{"sleep"};
   bool digests{false};
   bool no_fill{false};
 };
@@ -49,8 +50,17 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "Payload on the wire at once; 0: no bound but the depth")
       ->transform(size)
       ->capture_default_str();
+  app.add_option("--waiting", arguments.waiting,
+                 "While nothing is there to do: sleep, adaptive (poll first where waits are short), or poll")
+      ->check(CLI::IsMember({"sleep", "adaptive", "poll"}))
+      ->capture_default_str();
   app.add_flag("--digests", arguments.digests, "Header and data digests");
   app.add_flag("--no-fill", arguments.no_fill, "Reads: don't write the span before");
+}
+
+Waiting waiting_of(const std::string& text) {
+  if (text == "poll") return Waiting::poll;
+  return text == "adaptive" ? Waiting::adaptive : Waiting::sleep;
 }
 
 fabric::TcpAddress address_of(const std::string& text) {
@@ -98,6 +108,7 @@ nlohmann::ordered_json report(const Arguments& arguments, const Facts& facts, co
           {"op", arguments.op},
           {"io_bytes", arguments.io_bytes},
           {"qd", arguments.depth},
+          {"waiting", arguments.waiting},
           {"seconds", seconds},
           {"ios", result.ios},
           {"errors", result.errors},
@@ -111,6 +122,7 @@ nlohmann::ordered_json report(const Arguments& arguments, const Facts& facts, co
 
 int run(const Arguments& arguments) {
   Reactor reactor;
+  reactor.set_waiting(waiting_of(arguments.waiting));
   const auto digests = arguments.digests ? fabric::DigestPolicy::require : fabric::DigestPolicy::off;
   Target target(reactor, {.address = address_of(arguments.target),
                           .nqn = arguments.nqn,
