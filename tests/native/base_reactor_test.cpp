@@ -220,6 +220,7 @@ TEST(Patience, FullPollingIsAsLongWhateverComes) {
   patience.slept(microseconds(10'000));
   EXPECT_FALSE(patience.interrupted(microseconds(1000)));
   EXPECT_EQ(patience.window(false), Patience::kPolling);
+  EXPECT_EQ(patience.window(true, false), microseconds(0)) << "a timer is followed by sleep";
 }
 
 TEST(Reactor, StopFromAnotherThreadEndsRun) {

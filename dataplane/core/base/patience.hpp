@@ -32,9 +32,10 @@ class Patience {
   explicit Patience(Waiting how = Waiting::sleep, Time most = kMost) noexcept
       : how_(how), most_(most), window_(how == Waiting::poll ? kPolling : Time(0)) {}
 
-  // How long to poll from the beginning of a wait; `expecting`: for an answer.
-  [[nodiscard]] Time window(bool expecting) const noexcept {
-    return expecting || how_ == Waiting::poll ? window_ : Time(0);
+  // How long to poll from the beginning of a wait. `expecting`: it is for an answer; `after_event`: the wait
+  // before it ended with one, and not with a timer.
+  [[nodiscard]] Time window(bool expecting, bool after_event = true) const noexcept {
+    return (how_ == Waiting::poll ? after_event : expecting) ? window_ : Time(0);
   }
   // A wait for an answer ended in sleep, `whole` after it began.
   void slept(Time whole) noexcept {

@@ -126,6 +126,7 @@ struct Reactor::Impl {
   TimePoint now{Clock::now()};
   Patience patience;
   int expected{0};
+  bool woken_by_event{false};  // the last wait ended with an event
   std::atomic<bool> stopping{false};
 
   std::mutex mailbox_mutex;
@@ -208,7 +209,7 @@ struct Reactor::Impl {
     const TimePoint start = Clock::now();
     const bool expecting = expected > 0;
     const auto longest = longest_sleep(start, at_most);
-    const auto polled = std::min<Patience::Time>(patience.window(expecting), longest);
+    const auto polled = std::min<Patience::Time>(patience.window(expecting, woken_by_event), longest);
     int ready = 0;
     const auto found = [&] { return (ready = look(events, std::chrono::milliseconds(0))) > 0; };
     if (patience.poll(start, polled, found)) return ready;
@@ -221,6 +222,7 @@ struct Reactor::Impl {
     settle();
     Events events;
     const int ready = wait(events, at_most);
+    woken_by_event = ready > 0;
     now = Clock::now();
     for (int i = 0; i < ready; ++i) {
       dispatch(events[static_cast<std::size_t>(i)]);
