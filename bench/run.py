@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bench.dialogs import Request, request_of
 from bench.replay import WINDOW, Outcome, Replayer, outcome_record
 from bench.report import Summary
 from bench.simulate import UnlimitedCards
+from bench.stop import Stop
 from bench.trace import read_trace
 from integration.client import ClientConfig, GatewayUnavailableError, connect
 
@@ -53,20 +49,20 @@ class Run:
         self._config = config
         self._cards = UnlimitedCards(settings.slots)
         self._summary = Summary(settings.block_bytes)
-        self._stopping = threading.Event()
+        self._stop = Stop()
         self._shown = time.monotonic()
         self._next = self._shown
 
     def execute(self) -> dict[str, Any]:
         """Replay; the summary's record. Raises TraceError, OSError, GatewayUnavailableError."""
-        with connect(wait=5.0, **_fields(self._config)) as client, _signals(self._stop):
+        with connect(wait=5.0, **_fields(self._config)) as client, self._stop:
             if not client.connected:
                 raise client.last_error or GatewayUnavailableError("no answer from the gateway")
             began = time.monotonic()
             replayer = Replayer(client, self._settings.block_bytes)
             replayer.prepare()
             self._emit({"event": "started", "shared_memory": client.shared_memory})
-            while not self._stopping.is_set():
+            while not self._stop.came:
                 self._summary.passes += self._pass(replayer)
                 if not self._settings.loop:
                     break
@@ -98,7 +94,7 @@ class Run:
         wait = 0.0 if self._settings.rate is None else max(0.0, self._next - now)
         if self._settings.rate is not None:
             self._next = now + wait + 1 / self._settings.rate
-        return self._stopping.wait(wait)
+        return self._stop.wait(wait)
 
     def _one(self, replayer: Replayer, request: Request, number: int, index: int) -> None:
         expected, slot = self._cards.serve(request), self._cards.slot(request.dialog)
@@ -121,9 +117,6 @@ class Run:
     def _emit(self, record: dict[str, Any]) -> None:
         if self._settings.json_lines:
             print(json.dumps(record), flush=True)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping.set()
 
 
 def _line(
@@ -152,14 +145,3 @@ def arena_bytes(block_bytes: int) -> int:
     """Shared memory for two windows: one may be waiting for late replies."""
     aligned = -(-block_bytes // 4096) * 4096
     return 2 * WINDOW * aligned
-
-
-@contextmanager
-def _signals(handler: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after the request that is under way."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
