@@ -73,7 +73,7 @@ def card_back(scene: Scene) -> Outcome:
     scene.stage.start_card(VICTIM, device=NEW_DEVICE, port=port)
     scene.say(f"card {VICTIM.serial} started as {NEW_DEVICE} on port {port}")
     others = Shift(scene.whole, scene.whole.without(VICTIM.serial), began)
-    # Other cards have its dialogs by now: one that misses misses on this card, also before we see that in use.
+    # Other cards have its dialogs by now: one that misses does so on this card, even before we see it in use.
     returning = Homecoming(scene.whole, VICTIM.serial, began)
     with scene.watching(others, returning):
         what = f"{VICTIM.serial} is in routing again"
