@@ -281,6 +281,18 @@ def _inline_steps(keys: list[bytes]) -> list[dict[str, str]]:
     ]
 
 
+def _registered(offset: int, length: int, file_bytes: int) -> dict[str, Any]:
+    """The session's first region, which gets number 1: `length` bytes of a file, from `offset` on."""
+    return {
+        **step(
+            "register",
+            frame(REGISTER, struct.pack("<QQ", offset, length), count=1, request=2),
+            frame(REGISTER | REPLY, struct.pack("<Q", 1), count=1, request=2),
+        ),
+        "descriptor_bytes": file_bytes,
+    }
+
+
 def _region_steps() -> list[dict[str, Any]]:
     """A region of 16 KiB, one page into a file of 20 KiB; blocks in it need no alignment."""
     a, b = b"\x11" * 32, b"\x22" * 32
@@ -292,14 +304,7 @@ def _region_steps() -> list[dict[str, Any]]:
     number = struct.pack("<Q", 1)
     return [
         step("hello", hello(2, 0, "default"), welcome(0, 1, regions=(16, 64 << 30))),
-        {
-            **step(
-                "register",
-                frame(REGISTER, struct.pack("<QQ", 4096, 16_384), count=1, request=2),
-                frame(REGISTER | REPLY, number, count=1, request=2),
-            ),
-            "descriptor_bytes": 20_480,
-        },
+        _registered(4096, 16_384, 20_480),
         {
             **step(
                 "register past the file's end",
@@ -382,17 +387,9 @@ def _late_steps() -> list[dict[str, Any]]:
     """A region of one page; the card misses the deadline of a GET, and lets go later."""
     key = b"\x33" * 32
     entry = ENTRY.pack(key, 0, 100, 1, 0)
-    number = struct.pack("<Q", 1)
     return [
         step("hello", hello(2, 0, "default"), welcome(0, 1, regions=(16, 64 << 30))),
-        {
-            **step(
-                "register",
-                frame(REGISTER, struct.pack("<QQ", 0, 4096), count=1, request=2),
-                frame(REGISTER | REPLY, number, count=1, request=2),
-            ),
-            "descriptor_bytes": 4096,
-        },
+        _registered(0, 4096, 4096),
         step(
             "put",
             frame(PUT, entry, count=1, request=3, dialog=77),
