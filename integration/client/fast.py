@@ -73,32 +73,33 @@ class NativeClient(Client):
         call = _begin(self._engine.fast, False, kind, arguments, named)
         if call is None:
             return self._run(kind(*arguments, **named), wait)
+        return self._answer(call, lambda: kind(*arguments, **named), wait, started)
+
+    def _answer(self, call: FastCall, make: Callable[[], Hasty[T]], wait: float, started: float) -> T:
+        """Its result; the operation, which costs more than the call, is made only where it has to be."""
         try:
             result: T | None = call.result(wait)
         except BaseException:
             # A signal's handler raised. The blocks are the gateway's until its reply, which nobody will see.
-            self._take_over(call, _given_up(kind(*arguments, **named)), started)
+            self._take_over(call, _given_up(make()), started)
             raise
-        return self._take_over(call, kind(*arguments, **named), started)() if result is None else result
+        return self._take_over(call, make(), started)() if result is None else result
 
     def _exchange(
         self, loan: Loan, keys: Sequence[ReadableBuffer], dialog: int, timeout: float | None
     ) -> tuple[bool, Loan]:
         """See Client. RETURN and BORROW leave in one message, and so do the replies."""
+        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
         started, fast = time.monotonic(), self._engine.fast
         call = None if fast is None else fast.begin_return(loan.lease, loan.offsets, False, True)
         if call is None:
             return super()._exchange(loan, keys, dialog, timeout)
         try:
             borrowed = self._hot(Borrow, timeout, keys, dialog)
-        except BaseException:
-            self._take_over(call, _given_up(Return(loan)), started)
-            raise
-        # The gateway answers both in their order.
-        proven = call.result(0.0)
-        return bool(self._take_over(call, Return(loan), started)() if proven is None else proven), Loan(
-            *borrowed
-        )
+        finally:
+            # Also where nothing is borrowed. The gateway answers both in their order.
+            proven = self._answer(call, lambda: Return(loan), wait, started)
+        return proven, Loan(*borrowed)
 
     def _take_over(self, call: FastCall, operation: Hasty[T], started: float) -> Callable[[], T]:
         with self._lock:

@@ -175,7 +175,12 @@ def test_hot_blocks_are_read_in_place(lending: Dataplane) -> None:
         assert first.release(), "it is proven"
         assert [None if view is None else bytes(view) for view in second] == [payloads[3], None]
         assert client.stats()["borrowed_bytes"] == 4096 * 25
-        assert bytes(second.exchange(keys[4:], 7)[0] or b"") == payloads[4]
+        third = second.exchange(keys[4:], 7)
+        assert bytes(third[0] or b"") == payloads[4]
+        with pytest.raises(TypeError):
+            third.exchange([3], 7)
+        assert not third.valid
+        assert client.stats()["borrowed_bytes"] == 0, "given back, and the gateway is not taken for silent"
 
 
 async def test_asyncio_reads_in_place(lending: Dataplane) -> None:
