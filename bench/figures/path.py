@@ -1,9 +1,10 @@
 """The whole path, client to gateway to NVMe/TCP to a software card in memory, beside bare loopback TCP.
 
-Bare TCP makes as many copies of a block: into the kernel and out of it. `ours-arena` leases memory of the
-gateway, `ours-region` registers the client's, `ours-cached` is that with the gateway's read cache at its
-default size, which adds the copy into the cache to every GET (each block is read once), and `ours-polling`
-has `busy_poll` on.
+Bare TCP makes as many copies of a block: into the kernel and out of it. `loopback` is TCP as the machine has
+it, `loopback-unpaced` leaves BBR as connections to cards do. `ours-arena` leases memory of the gateway,
+`ours-region` registers the client's, `ours-cached` is that with the gateway's read cache at its default size,
+which adds the copy into the cache to every GET (each block is read once), and `ours-polling` has `busy_poll`
+on.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from bench.figures.record import Claim, Report, Row, ratios
 from bench.peers.measure import Case, Plan, Run
 from bench.peers.measure import measure as run_caches
 
-CACHES = ("loopback", "ours-arena", "ours-region", "ours-cached", "ours-polling")
-LIMIT = 0.8
-# Where the limit counts: single blocks wait for every hand-over.
+LIMITS = ("loopback", "loopback-unpaced")
+CACHES = (*LIMITS, "ours-arena", "ours-region", "ours-cached", "ours-polling")
+LEAST = 0.8
+# Where the limits count: single blocks wait for every hand-over.
 DEEP = 32
 
 
@@ -45,9 +47,10 @@ def plan_of(options: Options, caches: Sequence[str], *, exists: bool = False) ->
 
 
 def _claims(runs: Sequence[Run]) -> Iterable[Claim]:
-    for cache in (name for name in caches_of(runs) if name != "loopback"):
+    for cache in (name for name in caches_of(runs) if name not in LIMITS):
         for op in ("put", "get"):
-            yield from least(runs, op, DEEP, cache, "loopback", LIMIT)
+            for limit in LIMITS:
+                yield from least(runs, op, DEEP, cache, limit, LEAST)
 
 
 def least(runs: Sequence[Run], op: str, batch: int, cache: str, other: str, limit: float) -> Iterable[Claim]:

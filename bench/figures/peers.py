@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.figures.options import Options
-from bench.figures.path import DEEP, caches_of, least, plan_of, report
+from bench.figures.path import DEEP, LEAST, caches_of, least, plan_of, report
 from bench.figures.record import Claim, Report
 from bench.peers.measure import Run
 from bench.peers.measure import measure as run_caches
@@ -32,7 +32,7 @@ def measure(options: Options) -> Report:
 def _claims(runs: Sequence[Run]) -> Iterable[Claim]:
     for cache in (name for name in caches_of(runs) if name.startswith("ours")):
         for op in ("put", "get"):
-            yield from least(runs, op, DEEP, cache, "loopback", 0.8)
+            yield from least(runs, op, DEEP, cache, "loopback", LEAST)
             for batch, limits in LIMITS.items():
                 for peer, limit in limits.items():
                     yield from least(runs, op, batch, cache, peer, limit)

@@ -22,6 +22,7 @@ DRAWN = ("path", "peers", "initiator")
 # One colour for each name in every plot.
 COLOURS = {
     "loopback": "#888888",
+    "loopback-unpaced": "#cccccc",
     "ours-arena": "#1f77b4",
     "ours-region": "#08306b",
     "ours-cached": "#6baed6",

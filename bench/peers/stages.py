@@ -61,12 +61,12 @@ def _environment(settings: Settings, name: str) -> dict[str, str]:
     return {"PYTHONPATH": str(ROOT), **libraries}
 
 
-def _loopback(settings: Settings, stack: ExitStack) -> Stage:
-    command = [sys.executable, "-m", "bench.peers.clients.loopback", HOST, str(settings.memory)]
-    log, env = settings.directory / "loopback-server.log", _environment(settings, "loopback")
+def _loopback(pacing: str, settings: Settings, stack: ExitStack) -> Stage:
+    command = [sys.executable, "-m", "bench.peers.clients.loopback", HOST, str(settings.memory), pacing]
+    log, env = settings.directory / f"loopback-{pacing}.log", _environment(settings, "loopback")
     server = stack.enter_context(child(command, log, env))
     port = server.line(30.0).split()[1]
-    return Stage(_worker(settings, stack, "loopback", HOST, port, ours=True), [server])
+    return Stage(_worker(settings, stack, "loopback", HOST, port, pacing, ours=True), [server])
 
 
 def _mooncake(settings: Settings, stack: ExitStack) -> Stage:
@@ -162,7 +162,8 @@ def _ours(
 
 
 OPENERS: dict[str, Opener] = {
-    "loopback": _loopback,
+    "loopback": partial(_loopback, "default"),
+    "loopback-unpaced": partial(_loopback, "unpaced"),
     "ours-arena": partial(_ours, "ours-arena"),
     "ours-region": partial(_ours, "ours-region"),
     "ours-cached": partial(_ours, "ours-region", read_cache_size=None),

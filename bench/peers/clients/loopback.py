@@ -1,7 +1,8 @@
 """The limit: bare TCP over loopback, one sender and one receiver, a copy into and out of the kernel each.
 
-Its sockets have the options of connections to cards (dataplane/core/base/card_socket.hpp): otherwise a
-machine whose default is BBR would slow the limit down by its pacing, and flatter what is compared with it.
+`default` sockets keep the machine's congestion control, `unpaced` ones leave BBR where that is the default,
+as connections to cards do (dataplane/core/base/card_socket.hpp): its pacing slows the limit down, and
+flatters what is compared with it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ def receive(sock: socket.socket, into: memoryview) -> None:
         done += count
 
 
-def as_to_a_card(sock: socket.socket) -> None:
-    """Send at once, and without BBR's pacing where that is the machine's default."""
+def set_up(sock: socket.socket, pacing: str) -> None:
+    """Send at once; `unpaced`: without BBR where that is the machine's default."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if pacing == "default":
+        return
     control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     if control.rstrip(b"\0").startswith(b"bbr"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
@@ -40,11 +43,11 @@ def as_to_a_card(sock: socket.socket) -> None:
 class Loopback(Cache):
     """Sends and receives as many bytes as a batch has; stores nothing."""
 
-    def __init__(self, memory: mmap.mmap, host: str, port: str) -> None:
+    def __init__(self, memory: mmap.mmap, host: str, port: str, pacing: str) -> None:
         super().__init__(memory)
         self._view = memoryview(memory)
         self._socket = socket.create_connection((host, int(port)), timeout=_SECONDS)
-        as_to_a_card(self._socket)
+        set_up(self._socket, pacing)
 
     def put(self, keys: Sequence[str], offsets: Sequence[int], size: int) -> None:
         self._socket.sendall(_HEAD.pack(_PUT, size * len(offsets)))
@@ -68,11 +71,11 @@ class Loopback(Cache):
         self._view.release()
 
 
-def serve(server: socket.socket, memory: memoryview) -> None:
+def serve(server: socket.socket, memory: memoryview, pacing: str) -> None:
     """Serve one client until it goes."""
     client, _ = server.accept()
     with client:
-        as_to_a_card(client)
+        set_up(client, pacing)
         head = bytearray(_HEAD.size)
         while client.recv_into(head, 1, socket.MSG_PEEK):
             receive(client, memoryview(head))
@@ -86,13 +89,13 @@ def serve(server: socket.socket, memory: memoryview) -> None:
 
 def main() -> None:
     """The other side; prints its port."""
-    host, size = sys.argv[1:]
+    host, size, pacing = sys.argv[1:]
     memory = mmap.mmap(-1, int(size))
     memory[:] = b"\1" * len(memory)
     with socket.create_server((host, 0)) as server:
         print(f"ready {server.getsockname()[1]}", flush=True)
         while True:
-            serve(server, memoryview(memory))
+            serve(server, memoryview(memory), pacing)
 
 
 if __name__ == "__main__":
