@@ -4,18 +4,11 @@
 #include "card_nvme_support.hpp"
 #include "card_target.hpp"
 
-namespace akv::card {
+namespace akv::card::test {
 namespace {
 
 using nvme::AdminOpcode;
 using std::chrono::milliseconds;
-using test::Behaviour;
-using test::CardTarget;
-using test::key;
-using test::NvmeCards;
-using test::pattern;
-using test::reaches;
-using test::Request;
 
 constexpr std::uint32_t kNamespaceChanged = 0x00040002;     // log page 4, notice
 constexpr std::uint32_t kSpareBelowThreshold = 0x00020201;  // log page 2, SMART
@@ -28,7 +21,7 @@ auto back_in_service(std::string reason) {
 }
 
 NvmeCardConfig short_ticks() {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.keep_alive = milliseconds(4000);
   return config;
 }
@@ -94,7 +87,7 @@ struct CardAbort : CardAdmin {
     target.change([](Behaviour& now) { now.silent_io = true; });
   }
   static NvmeCardConfig quick_timeout() {
-    auto config = test::quick_config();
+    auto config = quick_config();
     config.io_timeout = milliseconds(300);
     config.io_timeout_strikes = 30;
     return config;
@@ -128,4 +121,4 @@ TEST_F(CardAbort, NoMoreAreOutstandingThanTheControllerTakes) {
 }
 
 }  // namespace
-}  // namespace akv::card
+}  // namespace akv::card::test

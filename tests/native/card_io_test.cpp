@@ -6,15 +6,8 @@
 #include "card_nvme_support.hpp"
 #include "card_target.hpp"
 
-namespace akv::card {
+namespace akv::card::test {
 namespace {
-
-using test::CardTarget;
-using test::key;
-using test::NvmeCards;
-using test::pattern;
-using test::reaches;
-using test::Request;
 
 struct Digests {
   DigestPolicy header;
@@ -28,7 +21,7 @@ class CardIo : public ::testing::TestWithParam<Digests> {
     EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
   }
   static NvmeCardConfig config() {
-    auto config = test::quick_config();
+    auto config = quick_config();
     config.header_digest = GetParam().header;
     config.data_digest = GetParam().data;
     return config;
@@ -81,7 +74,7 @@ TEST_P(CardIo, ExistAndRemoveTellWhatIsThere) {
 TEST_P(CardIo, TheSuccessFlagStandsForACompletion) {
   Request store(IoOp::store, key(1), pattern(5000, 4));
   ASSERT_EQ(cards.run(store).status, IoStatus::ok);
-  target.change([](test::Behaviour& now) { now.success_flag = true; });
+  target.change([](Behaviour& now) { now.success_flag = true; });
   Request retrieve(IoOp::retrieve, key(1), std::vector<std::byte>(9000));
   const IoResult result = cards.run(retrieve);
   EXPECT_EQ(result.status, IoStatus::ok);
@@ -91,7 +84,7 @@ TEST_P(CardIo, TheSuccessFlagStandsForACompletion) {
 TEST_P(CardIo, ASizeThatWasNotSentIsAnError) {
   Request store(IoOp::store, key(1), pattern(500, 4));
   ASSERT_EQ(cards.run(store).status, IoStatus::ok);
-  target.change([](test::Behaviour& now) { now.lying_size = true; });
+  target.change([](Behaviour& now) { now.lying_size = true; });
   Request retrieve(IoOp::retrieve, key(1), std::vector<std::byte>(1000));
   EXPECT_EQ(cards.run(retrieve).status, IoStatus::error);
   const CardSnapshot snapshot = cards.snapshot();
@@ -117,7 +110,7 @@ TEST_P(CardIo, TooManyVectorsAreAnErrorOfTheOneRequest) {
 }
 
 TEST(CardQueue, MoreThanTheWireTakesWaitsInLineAndAllArrive) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.max_inflight_bytes = 150000;
   config.queue_depth = 16;
   CardTarget target;
@@ -144,4 +137,4 @@ TEST(CardQueue, MoreThanTheWireTakesWaitsInLineAndAllArrive) {
 }
 
 }  // namespace
-}  // namespace akv::card
+}  // namespace akv::card::test

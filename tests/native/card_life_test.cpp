@@ -9,18 +9,11 @@
 #include "card_target.hpp"
 #include "fabric_client.hpp"
 
-namespace akv::card {
+namespace akv::card::test {
 namespace {
 
 using fabric::test::contains;
 using std::chrono::milliseconds;
-using test::Behaviour;
-using test::CardTarget;
-using test::key;
-using test::NvmeCards;
-using test::pattern;
-using test::reaches;
-using test::Request;
 
 // Out of service for that, and with `part` in its words.
 auto because(Trouble trouble, std::string part) {
@@ -86,8 +79,8 @@ TEST(CardLife, TheNamespaceIsChosenByItsUuid) {
   auto spec = target.spec();
   spec.uuid = "99999999-0000-0000-0000-000000000000";
   cards.set->apply({spec});
-  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::no_kv_namespace, test::kUuid)));
-  spec.uuid = test::kUuid;
+  EXPECT_TRUE(reaches(*cards.set, "CARD0", because(Trouble::no_kv_namespace, kUuid)));
+  spec.uuid = kUuid;
   cards.set->apply({spec});
   EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
 }
@@ -136,7 +129,7 @@ TEST(CardLife, ALostConnectionEndsRequestsAndTheCardComesBack) {
 }
 
 TEST(CardLife, ALostKeepAliveTakesTheCardOut) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.keep_alive = milliseconds(200);
   CardTarget target({.silent_admin = true});
   NvmeCards cards(config);
@@ -218,7 +211,7 @@ TEST(CardLife, ATargetThatNeverAnswersMeetsTheDeadlineOfTheAttempt) {
     while (peer.ok())
       peer.skip();
   });
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.connect_timeout = milliseconds(100);
   NvmeCards cards(config);
   cards.set->apply({{"CARD0", "nqn.test", "", {{"tcp", target.host(), target.port()}}}});
@@ -249,20 +242,20 @@ TEST(CardLife, RetriesAreLoggedOnceForEachChangeOfState) {
 
 TEST(CardLife, SetsThatComeAndGoWhileTheyConnectLeaveNothing) {
   CardTarget target;
-  test::WorkerThreads workers(2);
+  WorkerThreads workers(2);
   for (int round = 0; round < 30; ++round) {
-    const auto set = make_nvme_card_set(workers.reactors(), test::quick_config());
+    const auto set = make_nvme_card_set(workers.reactors(), quick_config());
     set->apply({target.spec()});
     EXPECT_TRUE(round % 3 != 0 || reaches(*set, "CARD0", CardState::live));
-    EXPECT_TRUE(set->stop(test::kPatience));
+    EXPECT_TRUE(set->stop(kPatience));
     EXPECT_TRUE(set->status().empty());
   }
 }
 
 TEST(CardConfig, NonsenseIsRefused) {
-  test::WorkerThreads workers(1);
+  WorkerThreads workers(1);
   const auto with = [&](auto change) {
-    auto config = test::quick_config();
+    auto config = quick_config();
     change(config);
     return make_nvme_card_set(workers.reactors(), config);
   };
@@ -270,8 +263,8 @@ TEST(CardConfig, NonsenseIsRefused) {
   EXPECT_THROW(with([](auto& config) { config.host_nqn = ""; }), std::invalid_argument);
   EXPECT_THROW(with([](auto& config) { config.queue_depth = 1024; }), std::invalid_argument);
   EXPECT_THROW(with([](auto& config) { config.backoff_first = milliseconds(0); }), std::invalid_argument);
-  EXPECT_THROW(make_nvme_card_set({}, test::quick_config()), std::invalid_argument);
+  EXPECT_THROW(make_nvme_card_set({}, quick_config()), std::invalid_argument);
 }
 
 }  // namespace
-}  // namespace akv::card
+}  // namespace akv::card::test

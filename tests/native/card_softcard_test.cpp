@@ -7,17 +7,10 @@
 #include "card_nvme_support.hpp"
 #include "card_process.hpp"
 
-namespace akv::card {
+namespace akv::card::test {
 namespace {
 
 using std::chrono::milliseconds;
-using test::key;
-using test::NvmeCards;
-using test::pattern;
-using test::reaches;
-using test::Request;
-using test::ScratchDirectory;
-using test::SoftcardProcess;
 
 auto live_again(std::uint64_t reconnects) {
   return [reconnects](const CardSnapshot& card) {
@@ -39,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Digests, Softcard,
                                            Digests{DigestPolicy::require, DigestPolicy::require}));
 
 TEST_P(Softcard, KeepsValuesOfOneByteToFourMebibytes) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.header_digest = GetParam().header;
   config.data_digest = GetParam().data;
   ScratchDirectory directory;
@@ -64,7 +57,7 @@ TEST_P(Softcard, KeepsValuesOfOneByteToFourMebibytes) {
 }
 
 TEST_P(Softcard, ServesManyRequestsOfBothWorkersAtOnce) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.header_digest = GetParam().header;
   config.data_digest = GetParam().data;
   ScratchDirectory directory;
@@ -88,7 +81,7 @@ TEST_P(Softcard, ServesManyRequestsOfBothWorkersAtOnce) {
 }
 
 TEST(SoftcardFault, ASuspendedCardIsStruckOutAndItsLateAnswersReachNoBuffer) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.io_timeout = milliseconds(200);
   ScratchDirectory directory;
   SoftcardProcess card(directory, "CARD0");
@@ -121,7 +114,7 @@ TEST(SoftcardFault, ASuspendedCardIsStruckOutAndItsLateAnswersReachNoBuffer) {
 }
 
 TEST(SoftcardFault, AShortSuspensionCostsOneTimeoutAndTheBufferStaysQuarantined) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.io_timeout = milliseconds(300);
   ScratchDirectory directory;
   SoftcardProcess card(directory, "CARD0");
@@ -141,7 +134,7 @@ TEST(SoftcardFault, AShortSuspensionCostsOneTimeoutAndTheBufferStaysQuarantined)
 }
 
 TEST(SoftcardFault, ASuspendedCardLosesItsKeepAlive) {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.keep_alive = milliseconds(300);
   ScratchDirectory directory;
   SoftcardProcess card(directory, "CARD0");
@@ -221,5 +214,5 @@ TEST(SoftcardFault, WorkInFlightWhenTheCardIsKilledIsAllAccountedFor) {
 }
 
 }  // namespace
-}  // namespace akv::card
+}  // namespace akv::card::test
 #endif

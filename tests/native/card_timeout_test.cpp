@@ -4,17 +4,10 @@
 #include "card_nvme_support.hpp"
 #include "card_target.hpp"
 
-namespace akv::card {
+namespace akv::card::test {
 namespace {
 
 using std::chrono::milliseconds;
-using test::Behaviour;
-using test::CardTarget;
-using test::key;
-using test::NvmeCards;
-using test::pattern;
-using test::reaches;
-using test::Request;
 
 auto hangs(std::string part) {
   return [part = std::move(part)](const CardSnapshot& card) {
@@ -23,7 +16,7 @@ auto hangs(std::string part) {
 }
 
 NvmeCardConfig short_deadline() {
-  auto config = test::quick_config();
+  auto config = quick_config();
   config.io_timeout = milliseconds(300);
   return config;
 }
@@ -114,4 +107,4 @@ TEST_F(CardTimeout, ACommandThatIsNeverAnsweredCostsTheConnection) {
 }
 
 }  // namespace
-}  // namespace akv::card
+}  // namespace akv::card::test

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,6 +13,10 @@
 #include "fabric/tcp_queue_pair.hpp"
 
 namespace akv::fabric::test {
+
+// Opcodes of the NVM command set.
+inline constexpr std::uint8_t kWrite = 0x01;
+inline constexpr std::uint8_t kRead = 0x02;
 
 class Client final : public QueuePairClient {
  public:

@@ -7,15 +7,10 @@
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
 
-namespace akv::fabric {
+namespace akv::fabric::test {
 namespace {
 
 using std::chrono::milliseconds;
-using test::Client;
-using test::command;
-using test::contains;
-using test::Peer;
-using test::ScriptedTarget;
 
 std::size_t open_descriptors() {
   DIR* const directory = ::opendir("/proc/self/fd");
@@ -152,4 +147,4 @@ TEST(Connect, AThousandConnectionsLeaveNoDescriptorBehind) {
 }
 
 }  // namespace
-}  // namespace akv::fabric
+}  // namespace akv::fabric::test

@@ -8,19 +8,9 @@
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
 
-namespace akv::fabric {
+namespace akv::fabric::test {
 namespace {
 
-using test::Client;
-using test::command;
-using test::contains;
-using test::GuardedBuffer;
-using test::pattern;
-using test::Peer;
-using test::ScriptedTarget;
-
-constexpr std::uint8_t kWrite = 0x01;
-constexpr std::uint8_t kRead = 0x02;
 constexpr std::uint32_t kBytes = 65536;
 
 struct Attack {
@@ -295,4 +285,4 @@ TEST_P(RandomTarget, NeverWritesOutsideTheBuffer) {
 }
 
 }  // namespace
-}  // namespace akv::fabric
+}  // namespace akv::fabric::test

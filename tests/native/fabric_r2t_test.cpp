@@ -9,18 +9,9 @@
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
 
-namespace akv::fabric {
+namespace akv::fabric::test {
 namespace {
 
-using test::Client;
-using test::command;
-using test::contains;
-using test::GuardedBuffer;
-using test::pattern;
-using test::Peer;
-using test::ScriptedTarget;
-
-constexpr std::uint8_t kWrite = 0x01;
 constexpr std::uint32_t kBytes = 70'001;
 
 struct Asked {
@@ -185,4 +176,4 @@ TEST(R2tsOfACommand, ThatIsOverAreForgotten) {
 }
 
 }  // namespace
-}  // namespace akv::fabric
+}  // namespace akv::fabric::test

@@ -7,18 +7,8 @@
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
 
-namespace akv::fabric {
+namespace akv::fabric::test {
 namespace {
-
-using test::Client;
-using test::command;
-using test::GuardedBuffer;
-using test::pattern;
-using test::Peer;
-using test::ScriptedTarget;
-
-constexpr std::uint8_t kWrite = 0x01;
-constexpr std::uint8_t kRead = 0x02;
 
 struct Digests {
   DigestPolicy header;
@@ -348,4 +338,4 @@ TEST(TransferQueue, AnOutstandingCommandsIdIsFoundByItsTag) {
 }
 
 }  // namespace
-}  // namespace akv::fabric
+}  // namespace akv::fabric::test

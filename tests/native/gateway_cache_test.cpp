@@ -1,43 +1,13 @@
 // The read cache and shared answers: never a stale block, never another's, and the card is asked once.
 #include <gtest/gtest.h>
 
-#include <random>
-#include <set>
+#include <map>
+#include <vector>
 
-#include "gateway_transfer_support.hpp"
-#include "kv/envelope.hpp"
+#include "gateway_cache_support.hpp"
 
 namespace akv::gateway::test {
 namespace {
-
-class GatewayCache : public GatewayTransfer {
- protected:
-  explicit GatewayCache(std::uint64_t cache = 512U << 10U) : GatewayTransfer(quick(), cache) {}
-  void SetUp() override {
-    GatewayTransfer::SetUp();
-    place = alloc(kLength);
-  }
-  EntryStatus store(unsigned key, unsigned seed) {
-    fill(place, payload_of(kLength, seed));
-    return put(key, place, kLength);
-  }
-  // The seed's block came.
-  bool loads(unsigned key, unsigned seed) {
-    fill(place, Bytes(kLength));
-    return get(key, place, kLength) == EntryStatus::ok &&
-           content(place, kLength) == payload_of(kLength, seed);
-  }
-  bool exists(unsigned key) {
-    return client.call(frame(Opcode::exists, key_of(key), 1, 1))->number<std::uint32_t>(0) == 1;
-  }
-  EntryStatus remove(unsigned key) {
-    return client.call(frame(Opcode::remove, key_of(key), 1, 1))->entry(0, 4);
-  }
-  int asked(card::IoOp op) { return queue().submitted[op]; }
-
-  static constexpr std::uint32_t kLength = 10'000;
-  std::uint64_t place{0};
-};
 
 TEST_F(GatewayCache, AHitAsksNoCard) {
   ASSERT_EQ(store(1, 1), EntryStatus::ok);
@@ -90,16 +60,8 @@ TEST_F(GatewayCache, ADeleteTakesTheCopyToo) {
 
 TEST_F(GatewayCache, AnAnswerThatAPutOvertookIsNotKept) {
   store(1, 1);
-  const auto before = queue().values;
-  queue().hold = true;
   const auto other = alloc(kLength);
-  client.send(request(Opcode::get, 1, place, kLength, 10));
-  wait_held(1);
-  fill(other, payload_of(kLength, 2));
-  client.send(request(Opcode::put, 1, other, kLength, 11));
-  wait_held(2);
-  queue().answer(1);
-  EXPECT_EQ(client.reply()->header.request_id, 11U);
+  const auto before = put_overtakes_get(other);
   // The card read the old value before it took the new one; only its answer was slow.
   const auto after = std::exchange(queue().values, before);
   queue().answer(0);
@@ -112,16 +74,8 @@ TEST_F(GatewayCache, AnAnswerThatAPutOvertookIsNotKept) {
 
 TEST_F(GatewayCache, WhoAsksAfterAPutIsNotGivenAnAnswerFromBefore) {
   store(1, 1);
-  const auto before = queue().values;
-  queue().hold = true;
   const auto other = alloc(kLength);
-  client.send(request(Opcode::get, 1, place, kLength, 10));
-  wait_held(1);
-  fill(other, payload_of(kLength, 2));
-  client.send(request(Opcode::put, 1, other, kLength, 11));
-  wait_held(2);
-  queue().answer(1);
-  ASSERT_EQ(client.reply()->header.request_id, 11U);
+  const auto before = put_overtakes_get(other);
   client.send(request(Opcode::get, 1, other, kLength, 12));
   wait_held(2);  // it does not wait for the first one
   const auto after = std::exchange(queue().values, before);
@@ -386,107 +340,6 @@ TEST_F(GatewayCache, AGreedySessionDelaysAnotherByABoundedNumberOfCommands) {
   }
   EXPECT_LE(answered, most);
   EXPECT_EQ(bench.counter(Counter::misses), 1U);
-}
-
-// Random requests of two sessions on few keys, answered in random order, some late: each GET gives a value
-// that the card had at some time between request and reply.
-class GatewayCacheModel : public GatewayCache {
- protected:
-  struct Asked {
-    unsigned key;
-    std::size_t since;  // step
-  };
-  static constexpr unsigned kKeys = 3;
-  static constexpr std::uint32_t kSize = 600;
-
-  static Bytes inline_put(unsigned key, unsigned seed, std::uint64_t id) {
-    Bytes body = Entries().add(key_of(key), 0, kSize, wire::kRegionInline).body;
-    append(body, payload_of(kSize, seed));
-    return frame(Opcode::put, body, 1, id);
-  }
-  static Bytes inline_get(unsigned key, std::uint64_t id) {
-    return frame(Opcode::get, Entries().add(key_of(key), 0, kSize, wire::kRegionInline).body, 1, id);
-  }
-  // What the card has now, by key; empty where it has none.
-  std::map<unsigned, Bytes> snapshot() {
-    std::map<unsigned, Bytes> all;
-    for (const auto& [card_key, value] : queue().values) {
-      kv::Envelope envelope;
-      EXPECT_EQ(kv::decode(std::span<const std::byte>(value).first<kv::kEnvelopeBytes>(), envelope),
-                kv::Mismatch::none);
-      for (unsigned key = 0; key < kKeys; ++key) {
-        if (std::ranges::equal(key_of(key), envelope.key)) all[key] = {value.begin() + 64, value.end()};
-      }
-    }
-    return all;
-  }
-  void note() { history_.push_back(snapshot()); }
-  bool was(const Asked& get, const Bytes& value) {
-    for (std::size_t step = get.since; step < history_.size(); ++step) {
-      if (history_[step][get.key] == value) return true;
-    }
-    return false;
-  }
-  void take_replies(TestClient& from, std::map<std::uint64_t, Asked>& gets) {
-    while (from.receive() && !from.received.empty()) {
-      const auto reply = from.reply();
-      ASSERT_TRUE(reply);
-      const auto get = gets.find(reply->header.request_id);
-      if (get == gets.end()) continue;
-      const bool hit = reply->status() == FrameStatus::ok && reply->entry(0, 8) == EntryStatus::ok;
-      const Bytes value = hit ? Bytes(reply->body.begin() + 8, reply->body.end()) : Bytes();
-      // A miss is always allowed where writes were late or failed; a value must have been there.
-      if (hit) {
-        ASSERT_TRUE(was(get->second, value)) << "stale or wrong block of key " << get->second.key;
-      }
-      gets.erase(get);
-    }
-  }
-  void card_does_something(std::mt19937& random) {
-    if (!queue().late.empty() && random() % 4 == 0) return queue().release_late();
-    if (queue().held.empty()) return;
-    const std::size_t index = random() % queue().held.size();
-    if (random() % 16 == 0) return queue().time_out(index);
-    queue().answer(index);
-  }
-
-  std::vector<std::map<unsigned, Bytes>> history_;
-};
-
-TEST_F(GatewayCacheModel, NoInterleavingGivesAStaleOrAWrongBlock) {
-  std::mt19937 random(11);
-  TestClient second(bench);
-  ASSERT_TRUE(second.hello(0));
-  TestClient* const clients[] = {&client, &second};
-  std::map<std::uint64_t, Asked> gets[2];
-  queue().hold = true;
-  std::uint64_t id = 100;
-  unsigned seed = 1;
-  note();
-  for (int step = 0; step < 6000; ++step) {
-    const auto who = static_cast<unsigned>(random() % 2);
-    const auto key = static_cast<unsigned>(random() % kKeys);
-    const auto what = static_cast<unsigned>(random() % 16);
-    ++id;
-    if (what < 5) {
-      gets[who][id] = {key, history_.size() - 1};
-      clients[who]->send(inline_get(key, id));
-    } else if (what == 5) {
-      clients[who]->send(inline_put(key, seed++, id));
-    } else if (what == 6) {
-      clients[who]->send(frame(Opcode::remove, key_of(key), 1, id));
-    } else {
-      card_does_something(random);
-      note();
-    }
-    bench.turn(1);
-    for (unsigned i = 0; i < 2; ++i) {
-      ASSERT_NO_FATAL_FAILURE(take_replies(*clients[i], gets[i]));
-    }
-  }
-  EXPECT_GT(bench.counter(Counter::cache_hits), 100U);
-  EXPECT_GT(bench.counter(Counter::gets_shared), 100U);
-  EXPECT_GT(bench.counter(Counter::cache_stale), 20U);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What tests of the gateway share: cards that do as told, a worker driven by hand, a client on a socket pair.
+// What tests of the gateway share: frames, a worker driven by hand, a client on a socket pair.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,9 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,144 +19,15 @@
 #include "base/bytes.hpp"
 #include "base/reactor.hpp"
 #include "base/unique_fd.hpp"
-#include "card/card_set.hpp"
 #include "gateway/shared.hpp"
 #include "gateway/wire.hpp"
 #include "gateway/worker.hpp"
+#include "gateway_scripted_cards.hpp"
 #include "kv/keys.hpp"
 
 namespace akv::gateway::test {
 
 using namespace std::chrono_literals;
-using Bytes = std::vector<std::byte>;
-
-// A card's queue whose answers come when, and as, the test says.
-class ScriptedQueue final : public card::IoQueue {
- public:
-  explicit ScriptedQueue(Reactor& reactor) : reactor_(reactor) {}
-
-  [[nodiscard]] bool ready() const noexcept override { return is_ready; }
-  [[nodiscard]] std::uint32_t max_value_bytes() const noexcept override { return max_value; }
-  [[nodiscard]] std::uint32_t inflight() const noexcept override {
-    return static_cast<std::uint32_t>(held.size() + late.size());
-  }
-  void report_corrupt() noexcept override { ++corrupt_reports; }
-  [[nodiscard]] bool submit(card::IoRequest& request) noexcept override {
-    if (!is_ready || held.size() >= depth) return false;
-    held.push_back(&request);
-    most_held = std::max(most_held, held.size());
-    ++submitted[request.op];
-    if (!hold) reactor_.defer([this] { answer_all(); });
-    return true;
-  }
-
-  void answer_all() {
-    while (!held.empty())
-      answer(0);
-  }
-  // The card does what command `index` asks for.
-  void answer(std::size_t index) {
-    card::IoRequest* const request = take(index);
-    const card::IoResult result = perform(*request);
-    request->completed(result);
-    request->released();
-  }
-  void fail(std::size_t index, card::IoStatus status) {
-    card::IoRequest* const request = take(index);
-    request->completed({.status = status});
-    request->released();
-  }
-  // The reply's deadline passes; the card still has the buffers.
-  void time_out(std::size_t index) {
-    card::IoRequest* const request = take(index);
-    request->completed({.status = card::IoStatus::timeout});
-    late.push_back(request);
-  }
-  // A late answer arrives in the buffers after all; then the card lets go.
-  void release_late() {
-    card::IoRequest* const request = late.front();
-    late.pop_front();
-    static_cast<void>(perform(*request));
-    request->released();
-  }
-
-  std::map<card::CardKey, Bytes> values;
-  std::deque<card::IoRequest*> held;
-  std::deque<card::IoRequest*> late;
-  std::map<card::IoOp, int> submitted;
-  std::uint64_t corrupt_reports{0};
-  std::size_t most_held{0};
-  std::uint32_t max_value{4U << 20U};
-  std::size_t depth{1024};
-  bool is_ready{true};
-  bool hold{false};
-
- private:
-  card::IoRequest* take(std::size_t index) {
-    card::IoRequest* const request = held.at(index);
-    held.erase(held.begin() + static_cast<long>(index));
-    return request;
-  }
-
-  card::IoResult perform(card::IoRequest& request) {
-    const auto found = values.find(request.key);
-    const bool there = found != values.end();
-    switch (request.op) {
-      case card::IoOp::store: {
-        Bytes value;
-        for (const iovec& part : request.data) {
-          const auto* const from = static_cast<const std::byte*>(part.iov_base);
-          value.insert(value.end(), from, from + part.iov_len);
-        }
-        values[request.key] = std::move(value);
-        return {.status = card::IoStatus::ok};
-      }
-      case card::IoOp::retrieve:
-        return there ? retrieve(request, found->second) : card::IoResult{.status = card::IoStatus::not_found};
-      case card::IoOp::exist:
-        return {.status = there ? card::IoStatus::ok : card::IoStatus::not_found};
-      case card::IoOp::remove:
-        values.erase(request.key);
-        return {.status = there ? card::IoStatus::ok : card::IoStatus::not_found};
-    }
-    return {};
-  }
-
-  static card::IoResult retrieve(const card::IoRequest& request, const Bytes& value) {
-    std::size_t at = 0;
-    for (const iovec& part : request.data) {
-      const std::size_t count = std::min(part.iov_len, value.size() - at);
-      if (count != 0) std::memcpy(part.iov_base, value.data() + at, count);
-      at += count;
-    }
-    return {.status = card::IoStatus::ok, .value_size = static_cast<std::uint32_t>(value.size())};
-  }
-
-  Reactor& reactor_;
-};
-
-// One card "C0" in slot 0, with a queue for one worker.
-class ScriptedCards final : public card::CardSet {
- public:
-  ScriptedCards(Reactor& reactor, std::size_t owner) : queue_of_card(reactor), owner_(owner) {}
-
-  void apply(const std::vector<card::CardSpec>& /*cards*/) override {}
-  [[nodiscard]] card::IoQueue* queue(std::size_t worker, std::string_view serial) noexcept override {
-    return worker == owner_ && serial == "C0" && !gone ? &queue_of_card : nullptr;
-  }
-  [[nodiscard]] std::optional<std::size_t> serving_worker(std::size_t /*worker*/,
-                                                          std::string_view serial) noexcept override {
-    return serial == "C0" && !gone ? std::optional(owner_) : std::nullopt;
-  }
-  [[nodiscard]] std::vector<card::CardSnapshot> status() const override { return {}; }
-  [[nodiscard]] bool stop(std::chrono::milliseconds /*deadline*/) override { return true; }
-
-  ScriptedQueue queue_of_card;
-  bool gone{false};
-
- private:
-  std::size_t owner_;
-};
 
 struct Reply {
   wire::Header header;

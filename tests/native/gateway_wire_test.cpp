@@ -10,14 +10,10 @@
 #include "gateway_support.hpp"
 #include "vectors.hpp"
 
-namespace akv::gateway {
+namespace akv::gateway::test {
 namespace {
 
 using akv::test::array_from_hex;
-using test::append;
-using test::Bytes;
-using test::frame;
-using test::hello_body;
 
 TEST(GatewayWire, HelloFieldsAreRead) {
   const auto hello = wire::decode_hello(hello_body(12345, "modèle"));
@@ -131,7 +127,7 @@ TEST(GatewayReader, CutsTheStreamWhereverItComesApart) {
   std::vector<Bytes> bodies;
   Bytes stream;
   for (unsigned i = 0; i < 40; ++i) {
-    bodies.push_back(test::payload_of(i % 7 == 3 ? 100'000 + i : i * 37, i));
+    bodies.push_back(payload_of(i % 7 == 3 ? 100'000 + i : i * 37, i));
     append(stream, frame(wire::Opcode::put, bodies.back(), i, i));
   }
   for (const std::size_t most : {1U, 31U, 4096U, 1U << 20U}) {
@@ -202,7 +198,7 @@ TEST(GatewayRequests, RandomBodiesAreDecodedOrRefused) {
   const Limits limits;
   for (int round = 0; round < 20'000; ++round) {
     const auto opcode = static_cast<wire::Opcode>(1 + random() % 10);
-    Bytes body = test::payload_of(random() % 300, static_cast<unsigned>(round));
+    Bytes body = payload_of(random() % 300, static_cast<unsigned>(round));
     for (std::size_t at = 44; at + 4 <= body.size() && random() % 2 == 0; at += 48)
       store_le(body.data() + at, random() % 2 == 0 ? 0U : 0xFFFFU);
     Frame made{.header = {.opcode = static_cast<std::uint16_t>(opcode),
@@ -237,4 +233,4 @@ TEST(GatewayCounters, EachHasANameOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace akv::gateway
+}  // namespace akv::gateway::test

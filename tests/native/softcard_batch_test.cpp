@@ -2,17 +2,8 @@
 // it.
 #include "softcard_support.hpp"
 
-namespace akv::softcard {
+namespace akv::softcard::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::expect_value;
-using test::FileModes;
-using test::key_of;
-using test::kKiB;
-using test::read_at;
-using test::value_of;
-using test::write_at;
 
 class Batches : public FileModes {
  protected:
@@ -160,4 +151,4 @@ TEST_P(Batches, EveryPrefixOfAWriteIsOneOfItsStates) {
 }
 
 }  // namespace
-}  // namespace akv::softcard
+}  // namespace akv::softcard::test

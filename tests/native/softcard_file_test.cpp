@@ -5,19 +5,8 @@
 #include "softcard/key_index.hpp"
 #include "softcard_support.hpp"
 
-namespace akv::softcard {
+namespace akv::softcard::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::Directory;
-using test::expect_value;
-using test::FileModes;
-using test::key_of;
-using test::kKiB;
-using test::read_at;
-using test::spec;
-using test::value_of;
-using test::write_at;
 
 TEST(KeyIndex, IsAMapInOrderAndLittleMemory) {
   KeyIndex index;
@@ -227,4 +216,4 @@ TEST_P(FileModes, AFileOfTheOtherModeIsRefused) {
 }
 
 }  // namespace
-}  // namespace akv::softcard
+}  // namespace akv::softcard::test

@@ -3,18 +3,8 @@
 
 #include "softcard_support.hpp"
 
-namespace akv::softcard {
+namespace akv::softcard::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::Directory;
-using test::expect_value;
-using test::key_of;
-using test::kKiB;
-using test::read_at;
-using test::spec;
-using test::value_of;
-using test::write_at;
 
 template <nvme::WireStruct T>
 T read_struct(const fs::path& path, std::uint64_t offset) {
@@ -151,4 +141,4 @@ TEST(FileStore, LayoutsFitTheirCapacity) {
 }
 
 }  // namespace
-}  // namespace akv::softcard
+}  // namespace akv::softcard::test

@@ -5,18 +5,8 @@
 #include "softcard/memory_store.hpp"
 #include "softcard_support.hpp"
 
-namespace akv::softcard {
+namespace akv::softcard::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::Directory;
-using test::expect_value;
-using test::key_of;
-using test::kKiB;
-using test::read_at;
-using test::spec;
-using test::value_of;
-using test::write_at;
 
 TEST(Store, KeysAreInBytewiseOrder) {
   std::mt19937 source(3);
@@ -384,4 +374,4 @@ TEST(FileStore, RotIsReportedOnceAndThenGone) {
 }
 
 }  // namespace
-}  // namespace akv::softcard
+}  // namespace akv::softcard::test

@@ -5,13 +5,8 @@
 #include "softcard/store_access.hpp"
 #include "softcard_support.hpp"
 
-namespace akv::softcard {
+namespace akv::softcard::test {
 namespace {
-
-using test::expect_value;
-using test::FileModes;
-using test::key_of;
-using test::value_of;
 
 // Threads, with a reactor on this one.
 class Threads : public FileModes {
@@ -124,4 +119,4 @@ TEST_P(Threads, TheirEndWaitsForNothingThatHangs) {
 }
 
 }  // namespace
-}  // namespace akv::softcard
+}  // namespace akv::softcard::test
