@@ -295,10 +295,23 @@ install_units() {
   done
 }
 
+# Settings that are there say whether the host is a witness, whatever this run was told.
+heed_settings() {
+  local file=$root$config/awide-cluster.env wanted=$witness
+  [ -r "$file" ] || return 0
+  witness=$(sed -n -E "s/^[[:space:]]*(export )?AWC_WITNESS=[\"']?([01]).*/\2/p" "$file")
+  witness=${witness:-0}
+  if ((wanted && !witness)); then
+    say "AWC_WITNESS is 0 in $config/awide-cluster.env, and settings are yours: set it to 1 there and run this again"
+  fi
+}
+
 services() {
   echo awide-cluster.service akv-ping-exporter.service
   if ((witness)); then echo akv-witness-exporter.service; else echo akv-card-exporter.service; fi
 }
+# The exporter that this host does not have: both would want the same port.
+other_exporter() { if ((witness)); then echo akv-card-exporter.service; else echo akv-witness-exporter.service; fi; }
 
 start_services() {
   with_systemd || return 0
@@ -308,6 +321,10 @@ start_services() {
   # The agent waits for its settings and certificate; once an operator has enabled it, it is kept up to date.
   if ((changed)) && systemctl is-enabled --quiet akv-agent.service 2>/dev/null; then
     act "restart akv-agent.service" systemctl restart akv-agent.service
+  fi
+  name=$(other_exporter)
+  if systemctl is-enabled --quiet "$name" 2>/dev/null; then
+    act "stop and disable $name" systemctl disable --quiet --now "$name"
   fi
   for name in $(services); do
     if ! systemctl is-enabled --quiet "$name" 2>/dev/null; then act "enable $name" systemctl enable --quiet "$name"; fi
@@ -337,6 +354,7 @@ install_all() {
   install_user
   for name in "${data_dirs[@]}"; do directory "$name" 0750; done
   install_settings
+  heed_settings
   install_agent_settings
   install_units
   install_completion
@@ -350,12 +368,18 @@ install_all() {
 }
 
 # ---- uninstall ----------------------------------------------------------------------------------------
+# Of a template all instances are stopped; what enabled them goes with the template's own links.
+stop_unit() {
+  systemctl stop "${1/@/@*}"
+  systemctl disable --quiet "$1"
+}
+
 uninstall_all() {
   local file name
   for file in "$here"/systemd/*.service; do
     name=${file##*/}
-    if with_systemd && [[ $name != *@* ]] && [ -e "$units/$name" ]; then
-      act "stop and disable $name" systemctl disable --quiet --now "$name"
+    if with_systemd && [ -e "$units/$name" ]; then
+      act "stop and disable $name" stop_unit "$name"
     fi
     remove "$units/$name"
   done

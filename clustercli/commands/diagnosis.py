@@ -83,13 +83,26 @@ def doctor(
     node: Annotated[
         str, typer.Option("-n", "--node", help="A host of the cluster to join: also check the way to it.")
     ] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="CLUSTERCLI_TOKEN",
+            help="Join token, with -n: the cluster's hosts look at one that has no certificate yet (mtls).",
+        ),
+    ] = "",
 ) -> None:
     """Check the asked host before it joins, or as a member, and say what to do.
 
     Exit code 1 when a check failed; warnings alone are 0.
     """
     session = session_of(context)
-    request = cluster_pb2.CheckHostRequest(via_host=node)
+    if not node:
+        # One that stands in the environment is meant for add_node.
+        source = context.get_parameter_source("token")
+        if token and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter("--token is for -n HOST: name a host of the cluster to join")
+        token = ""
+    request = cluster_pb2.CheckHostRequest(via_host=node, token=token)
     answer = session.call("doctor", lambda stub: stub.CheckHost, request, CHECK_SECONDS, OperatorServiceStub)
     document = render_diagnosis.doctor_document(answer)
     session.show(document, render_diagnosis.doctor_table)

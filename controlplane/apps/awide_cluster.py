@@ -23,6 +23,7 @@ from controlplane.cluster.envfile import SettingsError
 from controlplane.cluster.membership_file import MembershipFileError
 from controlplane.cluster.service import ClusterService
 from controlplane.cluster.settings import ClusterSettings, load_settings
+from controlplane.cluster.single import AlreadyRunsError, only_service
 from controlplane.cluster.trust import Trust
 from controlplane.fleet.fleet import Fleet
 from controlplane.fleet.liveness import Limits
@@ -86,11 +87,21 @@ def run(
     try:
         # Not uvloop: it forks children with gRPC's fork handlers on, and such a child can crash before its
         # exec (seen: SIGSEGV). asyncio starts children by vfork, which runs no handlers.
-        asyncio.run(_serve(settings))
+        with only_service(settings.state_dir):
+            asyncio.run(_serve(settings))
     except (MembershipFileError, CredentialsError) as error:
         _refuse(str(error), UNUSABLE)
+    except AlreadyRunsError as error:
+        _refuse(str(error), FAILED)
     except OSError as error:
-        _refuse(f"{error}: free the address, or change AWC_ADDRESS, AWC_API_PORT or AWC_ENROLL_PORT", FAILED)
+        _refuse(f"{error}: {_remedy(error)}", FAILED)
+
+
+def _remedy(error: OSError) -> str:
+    """What to do about an address, or a file, that can't be had."""
+    if error.filename is not None:
+        return "let the user of this service write there, or correct the setting that names it"
+    return "free the address, or change AWC_ADDRESS, AWC_API_PORT or AWC_ENROLL_PORT"
 
 
 def _refuse(sentence: str, code: int) -> NoReturn:

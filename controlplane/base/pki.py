@@ -31,8 +31,9 @@ CLOCK_SKEW = timedelta(minutes=5)
 HOST_DNS_NAME = "cluster-host.akv.internal"
 # The one more name that etcd's client port takes: it is in gateways' certificates only.
 GATEWAY_DNS_NAME = "cluster-gateway.akv.internal"
-# etcd's own administrator. It exists because etcd wants it to, and nobody is ever given a certificate for it.
-RESERVED_NAMES = frozenset({"root"})
+# Names that nobody is given a certificate for: etcd's own administrator, who exists because etcd wants it to,
+# and root at a host's socket, who can't be revoked and stands in the records as `admin local`.
+RESERVED_NAMES = frozenset({"root", "local"})
 
 _SCHEME = "akv"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASCII)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import uuid
 
@@ -136,7 +137,7 @@ class Administration:
             for host in cluster.hosts
             if host.enabled and host.host != self._settings.host and "api" in host.addresses
         )
-        answer = await self._ask_until_accepted(via, deadline)
+        answer = await self._ask_until_accepted([via, *(peer.api for peer in peers)], deadline)
         self._take_place(place_of(self._settings, answer, peers))
         self._progress = "its etcd member starts"
         await self._settled(deadline.remaining())
@@ -182,15 +183,19 @@ class Administration:
                 )
             await asyncio.sleep(min(JOIN_POLL_SECONDS, self._settings.cycle_seconds))
 
-    async def _ask_until_accepted(self, via: str, deadline: Deadline) -> member_client.Join:
+    async def _ask_until_accepted(self, hosts: list[str], deadline: Deadline) -> member_client.Join:
+        """Ask the host that was named, and the next of its cluster's hosts when one does not answer."""
         request = member_client.join_request(self._settings)
         said = OnChange()
+        turns = itertools.cycle(dict.fromkeys(hosts))
+        asked = next(turns)
         while True:
             try:
-                answer = await member_client.join(self._trust, via, request)
+                answer = await member_client.join(self._trust, asked, request)
                 self._progress = answer.reason
             except Unavailable as error:
                 answer, self._progress = None, str(error)
+                asked = next(turns)
             if answer is not None and answer.accepted:
                 return answer
             if said.changed(self._progress):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import aclosing
 from typing import Any
@@ -19,13 +18,12 @@ from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
 from controlplane.base.pki import Identity, Role
 from controlplane.base.tls import LOCAL_ADMIN, NoPeerError, peer_identity
+from controlplane.cluster.record_limit import RecordLimit, repeated
 from controlplane.cluster.rpc import HOST_METADATA
 
 MAX_SUMMARY = 400
 # How long a stream may last that is not an agent's: a watch of health, or reflection.
 STREAM_SECONDS = 600.0
-REFUSAL_SECONDS = 60.0
-REFUSALS_KEPT = 256
 
 _EVERYONE = frozenset(Role)
 _ADMIN = frozenset({Role.ADMIN})
@@ -135,9 +133,8 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
         self._host = host
         self._revoked = revoked
         self._secure = secure
-        self._clock = clock
         self._stream_seconds = stream_seconds
-        self._refused: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._refusals = RecordLimit(clock)
 
     async def intercept_service(
         self,
@@ -220,20 +217,22 @@ class Gatekeeper(grpc.aio.ServerInterceptor):
         self, method: str, request: Any, who: str, code: grpc.StatusCode, reason: str, context: Any
     ) -> str:
         """Refuse, and record it, for one caller and method once a minute."""
-        now = self._clock()
-        last = self._refused.pop((who, method), None)
-        if last is None or now - last >= REFUSAL_SECONDS:
-            last = now
-            self._record(method, request, who, code.name, context)
-        self._refused[who, method] = last
-        if len(self._refused) > REFUSALS_KEPT:
-            self._refused.popitem(last=False)
+        held = self._refusals.admit((who, method))
+        if held is not None:
+            self._record(method, request, who, code.name, context, held)
         await context.abort(code, reason, ((HOST_METADATA, self._host),))
         raise AssertionError("abort always raises")
 
-    def _record(self, method: str, request: Any, who: str, result: str, context: Any) -> None:
+    def _record(self, method: str, request: Any, who: str, result: str, context: Any, held: int = 0) -> None:
+        what = summary_of(request)
         log.info(
-            "audit", who=who, call=method[1:], what=summary_of(request), result=result, peer=context.peer()
+            "audit",
+            who=who,
+            call=method[1:],
+            what=what,
+            result=result,
+            peer=context.peer(),
+            **repeated(held),
         )
 
 

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from akv.v1 import cluster_pb2 as pb
 
 from controlplane.base.addresses import AddressError, HostPort, parse_host_port
 from controlplane.base.card_cli import ListedCard
+from controlplane.base.join_token import JoinToken
 from controlplane.base.request_errors import InvalidRequest, RequestError
 from controlplane.cluster import member_client
 from controlplane.cluster.doctor_local import why_unreachable
 from controlplane.cluster.doctor_report import Finding, failed, ok, skipped, warning
+from controlplane.cluster.enrollment import be_looked_at
 from controlplane.cluster.settings import ClusterSettings
 from controlplane.cluster.trust import Trust
 
@@ -29,13 +31,7 @@ RESOLVE_SECONDS = 2.0
 
 async def check_peer(own_host: str, request: pb.CheckPeerRequest) -> pb.CheckPeerResponse:
     """How the host of the request looks from here. Raises InvalidRequest."""
-    if len(request.endpoints) > MAX_ENDPOINTS:
-        raise InvalidRequest(f"{len(request.endpoints)} endpoints are more than {MAX_ENDPOINTS}")
-    for endpoint in request.endpoints:
-        try:
-            parse_host_port(endpoint)
-        except AddressError as error:
-            raise InvalidRequest(f"{endpoint[:80]!r} is no ADDRESS:PORT: {error}") from None
+    _check_endpoints(request)
     reasons = await asyncio.gather(*(why_unreachable(endpoint) for endpoint in request.endpoints))
     return pb.CheckPeerResponse(
         host=own_host,
@@ -46,6 +42,43 @@ async def check_peer(own_host: str, request: pb.CheckPeerRequest) -> pb.CheckPee
             if reason
         ],
         time=time.time(),
+    )
+
+
+def _check_endpoints(request: pb.CheckPeerRequest) -> None:
+    if len(request.endpoints) > MAX_ENDPOINTS:
+        raise InvalidRequest(f"{len(request.endpoints)} endpoints are more than {MAX_ENDPOINTS}")
+    for endpoint in request.endpoints:
+        try:
+            parse_host_port(endpoint)
+        except AddressError as error:
+            raise InvalidRequest(f"{endpoint[:80]!r} is no ADDRESS:PORT: {error}") from None
+
+
+async def look_at_newcomer(
+    trust: Trust,
+    get_cluster: Callable[[], Awaitable[pb.GetClusterResponse]],
+    request: pb.CheckPeerRequest,
+) -> pb.NewcomerReport:
+    """What every host of the cluster sees of a host that is to join. Raises RequestError."""
+    _check_endpoints(request)
+    began = time.time()
+    cluster = await get_cluster()
+    others = [host for host in cluster.hosts if host.enabled and host.host != request.host]
+    looks = await asyncio.gather(*(_look(trust, host, request) for host in others))
+    return pb.NewcomerReport(cluster=cluster, looks=looks, began=began, ended=time.time())
+
+
+async def _look(trust: Trust, host: pb.ClusterHost, request: pb.CheckPeerRequest) -> pb.PeerLook:
+    """Ask one host how another looks from there; that it can't be asked is an answer too."""
+    asked = time.time()
+    try:
+        answer = await member_client.check_peer(trust, host.addresses["api"], request)
+    except (RequestError, KeyError) as error:
+        return pb.PeerLook(host=host.host, problem=str(error) or "no reason is given")
+    got = time.time()
+    return pb.PeerLook(
+        host=host.host, answer=answer, clock_difference=answer.time - got, round_trip=got - asked
     )
 
 
@@ -61,40 +94,76 @@ async def resolve(name: str) -> list[str]:
 
 
 async def check_cluster(
-    settings: ClusterSettings, trust: Trust, via: str, cards: Iterable[ListedCard], is_member: bool
+    settings: ClusterSettings, trust: Trust, via: str, cards: Sequence[ListedCard], is_member: bool
 ) -> list[Finding]:
     """All that can be found out with the help of the cluster that `via` belongs to."""
-    if trust.secure and not trust.ready:
-        return await _check_strangers_way(settings, via)
     try:
         cluster = await member_client.cluster_of(trust, via)
     except RequestError as error:
         remedy = "name a host of the cluster that runs, and open port 5000 between the hosts"
         return [failed("cluster", f"{via} gives no picture of its cluster: {error}", remedy)]
-    findings = [ok("cluster", f"{via} is in cluster {cluster.name} of {len(cluster.hosts)} hosts")]
-    findings += _check_names(settings, cluster)
-    findings += _check_serials(settings, cluster, cards)
-    others = [host for host in cluster.hosts if host.enabled and host.host != settings.host]
-    async with _listening(settings, is_member) as endpoints:
-        for answers in await asyncio.gather(
-            *(_check_host(settings, trust, host, endpoints) for host in others)
-        ):
-            findings += answers
-    return findings
+    findings = _check_picture(settings, via, cluster, cards)
+    own = HostPort(settings.address, settings.api_port)
+    etcd = [] if is_member else _etcd_places(settings)
+    async with _listening(etcd):
+        endpoints = [*map(str, (own, *_etcd_places(settings))), *await _served(_exporter_places(settings))]
+        request = pb.CheckPeerRequest(host=settings.host, endpoints=endpoints)
+        others = _others(settings, cluster)
+        looks = await asyncio.gather(*(_look(trust, host, request) for host in others))
+    return findings + await _judge_looks(settings, others, looks, endpoints)
+
+
+async def check_before_joining(
+    settings: ClusterSettings, via: str, token: JoinToken | None, cards: Sequence[ListedCard]
+) -> list[Finding]:
+    """Before this host has a certificate, no host answers it: without a token only the way there can be
+    tried; one that it shows a token to has all hosts look at it.
+    """
+    findings = await _check_strangers_way(settings, via)
+    if token is None:
+        text = (
+            "this host has no certificate yet, so no host answers it: give doctor the --token too, and the "
+            "cluster's hosts look at this one (the token stays good)"
+        )
+        return [*findings, skipped("cluster", text)]
+    places = [HostPort(settings.address, settings.api_port), *_etcd_places(settings)]
+    places += [HostPort(settings.address, settings.enroll_port), *_exporter_places(settings)]
+    endpoints = list(map(str, places))
+    try:
+        async with _listening(places):
+            looked = await be_looked_at(parse_host_port(via).host, token, settings.host, endpoints)
+    except RequestError as error:
+        remedy = "name a host of the cluster that runs, and give a token that is open (clustercli pki token)"
+        return [*findings, failed("cluster", f"{via} gives no picture of its cluster: {error}", remedy)]
+    report = looked.report
+    others = _others(settings, report.cluster)
+    # As time servers do it: half of what the way took is each way's.
+    ahead = ((report.began - looked.asked) + (report.ended - looked.got)) / 2
+    way = max(0.0, (looked.got - looked.asked) - (report.ended - report.began))
+    findings += _check_picture(settings, via, report.cluster, cards)
+    return findings + await _judge_looks(settings, others, report.looks, endpoints, ahead, way)
 
 
 async def _check_strangers_way(settings: ClusterSettings, via: str) -> list[Finding]:
-    """Before this host has a certificate, no host answers it: only the way there can be tried."""
     enroll = str(HostPort(parse_host_port(via).host, settings.enroll_port))
     remedy = "start awide-cluster there, and open ports 5000 and 5001 between the hosts"
-    findings = [
+    return [
         failed(f"to-{what}", f"{what} at {endpoint}: {reason}", remedy)
         if (reason := await why_unreachable(endpoint))
         else ok(f"to-{what}", f"this host reaches {what} at {endpoint}")
         for what, endpoint in (("api", via), ("enrollment", enroll))
     ]
-    text = "this host has no certificate yet, so no host answers it: run doctor again after add_node"
-    return [*findings, skipped("cluster", text)]
+
+
+def _check_picture(
+    settings: ClusterSettings, via: str, cluster: pb.GetClusterResponse, cards: Sequence[ListedCard]
+) -> list[Finding]:
+    findings = [ok("cluster", f"{via} is in cluster {cluster.name} of {len(cluster.hosts)} hosts")]
+    return findings + _check_names(settings, cluster) + _check_serials(settings, cluster, cards)
+
+
+def _others(settings: ClusterSettings, cluster: pb.GetClusterResponse) -> list[pb.ClusterHost]:
+    return [host for host in cluster.hosts if host.enabled and host.host != settings.host]
 
 
 def _check_names(settings: ClusterSettings, cluster: pb.GetClusterResponse) -> list[Finding]:
@@ -130,53 +199,74 @@ def _check_serials(
     return findings
 
 
-@contextlib.asynccontextmanager
-async def _listening(settings: ClusterSettings, is_member: bool) -> AsyncIterator[list[str]]:
-    """The endpoints that others must reach; where etcd does not run yet, we listen in its place.
+def _etcd_places(settings: ClusterSettings) -> list[HostPort]:
+    ports = (settings.etcd_client_port, settings.etcd_peer_port)
+    return [HostPort(settings.address, port) for port in ports]
 
-    Exporters that are not there are told by a check of their own.
-    """
-    ports = [
-        HostPort(settings.address, port) for port in (settings.etcd_client_port, settings.etcd_peer_port)
-    ]
+
+def _exporter_places(settings: ClusterSettings) -> list[HostPort]:
+    return [parse_host_port(found) for found in (settings.exporter_endpoint, settings.ping_endpoint) if found]
+
+
+async def _served(places: Iterable[HostPort]) -> list[str]:
+    """Those of them that something answers at: what is not there is told by a check of its own."""
+    endpoints = list(map(str, places))
+    reasons = await asyncio.gather(*map(why_unreachable, endpoints))
+    return [endpoint for endpoint, reason in zip(endpoints, reasons, strict=True) if not reason]
+
+
+@contextlib.asynccontextmanager
+async def _listening(places: Iterable[HostPort]) -> AsyncIterator[None]:
+    """Listen in the place of what does not run yet, so that others can try the way."""
     async with contextlib.AsyncExitStack() as stack:
-        if not is_member:
-            for endpoint in ports:
-                with contextlib.suppress(OSError):  # check_port tells that it is taken
-                    server = await asyncio.start_server(_hang_up, endpoint.host, endpoint.port)
-                    await stack.enter_async_context(server)
-        exporters = [found for found in (settings.exporter_endpoint, settings.ping_endpoint) if found]
-        reasons = await asyncio.gather(*map(why_unreachable, exporters))
-        served = [found for found, reason in zip(exporters, reasons, strict=True) if not reason]
-        yield [settings.api_endpoint, *map(str, ports), *served]
+        for place in places:
+            with contextlib.suppress(OSError):  # it runs, or check_port tells who has the port
+                server = await asyncio.start_server(_hang_up, place.host, place.port)
+                await stack.enter_async_context(server)
+        yield
 
 
 async def _hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-async def _check_host(
-    settings: ClusterSettings, trust: Trust, host: pb.ClusterHost, endpoints: list[str]
+async def _judge_looks(
+    settings: ClusterSettings,
+    others: Iterable[pb.ClusterHost],
+    looks: Iterable[pb.PeerLook],
+    endpoints: list[str],
+    ahead: float = 0.0,
+    way: float = 0.0,
 ) -> list[Finding]:
-    findings = [await _check_way_there(host)]
-    request = pb.CheckPeerRequest(host=settings.host, endpoints=endpoints)
-    asked = time.time()
-    try:
-        answer = await member_client.check_peer(trust, host.addresses["api"], request)
-    except (RequestError, KeyError) as error:
-        remedy = f"start awide-cluster on {host.host}, of this version, or remove the host"
-        return [*findings, warning(f"from-{host.host}", f"{host.host} can't be asked: {error}", remedy)]
-    got = time.time()
-    findings.append(judge_clock(host.host, answer.time - got, got - asked))
-    if answer.unreachable:
-        ways = ", ".join(f"{entry.endpoint} ({entry.reason})" for entry in answer.unreachable)
-        remedy = f"open these ports of this host towards {host.host}, and see that AWC_ADDRESS is not local"
-        findings.append(failed(f"from-{host.host}", f"{host.host} does not reach {ways}", remedy))
-    else:
-        findings.append(ok(f"from-{host.host}", f"{host.host} reaches {', '.join(endpoints)}"))
-    here = await resolve(host.host)
-    findings.append(judge_names(settings.host, host.host, here, list(answer.resolved)))
+    """What the other hosts see of this one, and this one of them.
+
+    `ahead` is how far the clock of who asked them is ahead of ours, known up to `way`; 0 when we did.
+    """
+    seen = {look.host: look for look in looks}
+    findings: list[Finding] = []
+    others = list(others)
+    ways = await asyncio.gather(*map(_check_way_there, others))
+    for host, there in zip(others, ways, strict=True):
+        findings.append(there)
+        look = seen.get(host.host, pb.PeerLook(host=host.host, problem="it was not asked"))
+        if look.problem:
+            remedy = f"start awide-cluster on {host.host}, of this version, or remove the host"
+            text = f"{host.host} can't be asked: {look.problem}"
+            findings.append(warning(f"from-{host.host}", text, remedy))
+            continue
+        findings.append(judge_clock(host.host, look.clock_difference + ahead, look.round_trip + way))
+        findings.append(_judge_reach(host.host, look.answer, endpoints))
+        here = await resolve(host.host)
+        findings.append(judge_names(settings.host, host.host, here, list(look.answer.resolved)))
     return findings
+
+
+def _judge_reach(host: str, answer: pb.CheckPeerResponse, endpoints: list[str]) -> Finding:
+    if not answer.unreachable:
+        return ok(f"from-{host}", f"{host} reaches {', '.join(endpoints)}")
+    ways = ", ".join(f"{entry.endpoint} ({entry.reason})" for entry in answer.unreachable)
+    remedy = f"open these ports of this host towards {host}, and see that AWC_ADDRESS is not local"
+    return failed(f"from-{host}", f"{host} does not reach {ways}", remedy)
 
 
 async def _check_way_there(host: pb.ClusterHost) -> Finding:

@@ -1,4 +1,5 @@
 """How a new host gets its certificate: HTTPS on AWC_ENROLL_PORT, where the caller has a token instead of one.
+Before that it can have the cluster's hosts look at it (`clustercli doctor`), which does not spend the token.
 
 The caller first takes the CA's certificate from a connection that it can't trust yet, holds it against the
 fingerprint in its token, and then sends the secret over a connection that this CA vouches for.
@@ -10,12 +11,16 @@ import asyncio
 import base64
 import json
 import ssl
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import grpc
 from aiohttp import web
+from akv.v1 import cluster_pb2
+from google.protobuf.message import DecodeError
 
 from controlplane.base import pki
 from controlplane.base.addresses import HostPort
@@ -24,21 +29,27 @@ from controlplane.base.logging import get_logger
 from controlplane.base.pki import HOST_DNS_NAME, Identity, PkiError, Role
 from controlplane.base.request_errors import InvalidRequest, RequestError, Unavailable
 from controlplane.cluster.issuer import Issuer
+from controlplane.cluster.record_limit import RecordLimit, repeated
 from controlplane.cluster.trust import Trust
 
-CA_PATH, ENROLL_PATH = "/v1/ca", "/v1/enroll"
+CA_PATH, ENROLL_PATH, LOOK_PATH = "/v1/ca", "/v1/enroll", "/v1/look"
 CALL_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 # A listener that anyone can reach holds no more than this, and nothing for longer.
 MAX_CONNECTIONS, CONNECTION_SECONDS = 64, 30.0
-MAX_BYTES = 16 << 10
+MAX_BYTES, MAX_REPORT_BYTES = 16 << 10, 1 << 20
 _FIELDS = ("token_id", "secret", "host", "address", "request_pem")
+_LOOK_FIELDS = ("token_id", "secret", "host", "endpoints")
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
     grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 503,
 }
+
+# Lets the hosts of the cluster look at one that has a token. Raises RequestError.
+Look = Callable[[cluster_pb2.CheckPeerRequest], Awaitable[cluster_pb2.NewcomerReport]]
 
 log = get_logger("enrollment")
 
@@ -46,20 +57,23 @@ log = get_logger("enrollment")
 class EnrollServer:
     """The listener of one host. A secret is 32 random bytes, so guessing it is no way in."""
 
-    def __init__(self, endpoint: HostPort, trust: Trust, issuer: Issuer) -> None:
+    def __init__(self, endpoint: HostPort, trust: Trust, issuer: Issuer, look: Look) -> None:
         self._endpoint = endpoint
         self._trust = trust
         self._issuer = issuer
+        self._look = look
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._context: ssl.SSLContext | None = None
         self._slots: list[_Slot] = []
+        self._refusals = RecordLimit()
 
     async def start(self) -> None:
         """Serve. OSError when the address is taken."""
         app = web.Application(client_max_size=MAX_BYTES)
         app.router.add_get(CA_PATH, self._give_ca)
         app.router.add_post(ENROLL_PATH, self._enroll)
+        app.router.add_post(LOOK_PATH, self._look_at)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.renew()
@@ -113,32 +127,63 @@ class EnrollServer:
             return web.Response(text=str(error), status=503)
 
     async def _enroll(self, request: web.Request) -> web.Response:
-        peer = request.remote or "unknown"
+        async def work(fields: dict[str, str]) -> web.Response:
+            certificate, ca_key = await self._issuer.enroll(**fields)
+            log.info(
+                "audit",
+                who=f"token {fields['token_id'][:12]}",
+                call="enroll",
+                what=f"host={fields['host'][:80]!r}",
+                result="OK",
+                peer=_peer(request),
+            )
+            return web.json_response({"certificate_pem": certificate, "ca_key_pem": ca_key})
+
+        return await self._answer(request, _FIELDS, work)
+
+    async def _look_at(self, request: web.Request) -> web.Response:
+        """What the hosts of the cluster see of the caller; only for who has a token."""
+
+        async def work(fields: dict[str, str]) -> web.Response:
+            await self._issuer.prove(fields["token_id"], fields["secret"])
+            endpoints = filter(None, fields["endpoints"].split(","))
+            report = await self._look(cluster_pb2.CheckPeerRequest(host=fields["host"], endpoints=endpoints))
+            return web.Response(body=report.SerializeToString())
+
+        return await self._answer(request, _LOOK_FIELDS, work)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        names: Sequence[str],
+        work: Callable[[dict[str, str]], Awaitable[web.Response]],
+    ) -> web.Response:
+        """The work's answer within CALL_SECONDS, or a refusal with its sentence."""
         host = "unknown"
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                fields = _fields(await request.read())
+                fields = _fields(await request.read(), names)
                 host = fields["host"][:80]
-                certificate, ca_key = await self._issuer.enroll(**fields)
+                return await work(fields)
         except RequestError as error:
-            log.warning(
-                "audit", who=f"token, as host {host}", call="enroll", result=error.code.name, peer=peer
-            )
-            return web.json_response({"error": str(error)}, status=_STATUS.get(error.code, 500))
+            code, sentence = error.code, str(error)
         except TimeoutError:
-            log.warning(
-                "audit", who=f"token, as host {host}", call="enroll", result="DEADLINE_EXCEEDED", peer=peer
-            )
-            return web.json_response({"error": f"not done within {CALL_SECONDS:g} s; ask again"}, status=503)
-        log.info(
-            "audit",
-            who=f"token {fields['token_id'][:12]}",
-            call="enroll",
-            what=f"host={host!r}",
-            result="OK",
-            peer=peer,
-        )
-        return web.json_response({"certificate_pem": certificate, "ca_key_pem": ca_key})
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            sentence = f"not done within {CALL_SECONDS:g} s; ask again"
+        self._record_refusal(request, host, code)
+        return web.json_response({"error": sentence}, status=_STATUS.get(code, 500))
+
+    def _record_refusal(self, request: web.Request, host: str, code: grpc.StatusCode) -> None:
+        """Once a minute for each address and kind: anyone can have any number of requests refused."""
+        peer, call = _peer(request), request.path.rpartition("/")[2]
+        held = self._refusals.admit((peer, call, code))
+        if held is not None:
+            who = f"token, as host {host}"
+            log.warning("audit", who=who, call=call, result=code.name, peer=peer, **repeated(held))
+
+
+def _peer(request: web.Request) -> str:
+    return request.remote or "unknown"
 
 
 @dataclass(slots=True)
@@ -163,14 +208,14 @@ class _HangUp(asyncio.Protocol):
         transport.close()
 
 
-def _fields(body: bytes) -> dict[str, str]:
+def _fields(body: bytes, names: Sequence[str]) -> dict[str, str]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the request is not JSON") from error
-    if not isinstance(document, dict) or not all(map(_is_text, map(document.get, _FIELDS))):
-        raise InvalidRequest(f"the request is not an object with the texts {', '.join(_FIELDS)}")
-    return {name: document[name] for name in _FIELDS}
+    if not isinstance(document, dict) or not all(map(_is_text, map(document.get, names))):
+        raise InvalidRequest(f"the request is not an object with the texts {', '.join(names)}")
+    return {name: document[name] for name in names}
 
 
 def _is_text(value: Any) -> bool:
@@ -196,22 +241,50 @@ async def enroll(via_host: str, token: JoinToken, host: str, address: str) -> En
     try:
         request_pem = pki.make_request(key, identity).decode()
         ca_pem = await _fetch_ca(via, token.ca_fingerprint)
-        body = {
-            "token_id": token.token_id,
-            "secret": base64.b64encode(token.secret).decode(),
-            "host": host,
-            "address": address,
-            "request_pem": request_pem,
-        }
-        answer = await _post(via, ca_pem, body)
-        return _checked(answer, ca_pem, key, identity)
+        body = {**_shown(token), "host": host, "address": address, "request_pem": request_pem}
+        answer = await _post(via, ca_pem, ENROLL_PATH, body, MAX_BYTES)
+        return _checked(_document(answer), ca_pem, key, identity)
     except PkiError as error:
         raise RequestError(f"{via} gives no certificate that can be used: {error}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise Unavailable(
-            f"{via} gives no certificates ({str(error) or type(error).__name__}): name a host that is in the "
-            "cluster, and see that its AWC_ENROLL_PORT can be reached"
-        ) from error
+        raise _away(via, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the cluster's hosts saw of this one, and by our clock when it was asked for and when it came."""
+
+    report: cluster_pb2.NewcomerReport
+    asked: float
+    got: float
+
+
+async def be_looked_at(via_host: str, token: JoinToken, host: str, endpoints: Sequence[str]) -> Looked:
+    """Have the hosts of a cluster look at this one. Raises as `enroll`."""
+    via = HostPort(via_host, token.port)
+    try:
+        ca_pem = await _fetch_ca(via, token.ca_fingerprint)
+        body = {**_shown(token), "host": host, "endpoints": ",".join(endpoints)}
+        asked = time.time()
+        answer = await _post(via, ca_pem, LOOK_PATH, body, MAX_REPORT_BYTES)
+        return Looked(cluster_pb2.NewcomerReport.FromString(answer), asked, time.time())
+    except PkiError as error:
+        raise RequestError(f"{via} can't be trusted: {error}") from error
+    except DecodeError as error:
+        raise Unavailable(f"{via} gives no report that can be read: is it of this version?") from error
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise _away(via, error) from error
+
+
+def _shown(token: JoinToken) -> dict[str, str]:
+    return {"token_id": token.token_id, "secret": base64.b64encode(token.secret).decode()}
+
+
+def _away(via: HostPort, error: Exception) -> Unavailable:
+    return Unavailable(
+        f"{via} gives no certificates ({str(error) or type(error).__name__}): name a host that is in the "
+        "cluster, and see that its AWC_ENROLL_PORT can be reached"
+    )
 
 
 async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
@@ -223,7 +296,7 @@ async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
         _session() as session,
         session.get(_url(via, CA_PATH), ssl=unproven, allow_redirects=False) as answer,
     ):
-        ca_pem = await _bounded(answer)
+        ca_pem = await _bounded(answer, MAX_BYTES)
     certificate = pki.load_authority_certificate(ca_pem, pki.utc_now())
     found = pki.fingerprint(certificate)
     if found != fingerprint:
@@ -234,30 +307,33 @@ async def _fetch_ca(via: HostPort, fingerprint: str) -> bytes:
     return pki.to_pem(certificate)
 
 
-async def _post(via: HostPort, ca_pem: bytes, body: dict[str, str]) -> dict[str, Any]:
+async def _post(via: HostPort, ca_pem: bytes, path: str, body: dict[str, str], limit: int) -> bytes:
+    """The answer of a host that this CA vouches for. Raises RequestError when it refuses."""
     proven = ssl.create_default_context(cadata=ca_pem.decode())
     async with (
         _session() as session,
         session.post(
-            _url(via, ENROLL_PATH),
-            json=body,
-            ssl=proven,
-            server_hostname=HOST_DNS_NAME,
-            allow_redirects=False,
+            _url(via, path), json=body, ssl=proven, server_hostname=HOST_DNS_NAME, allow_redirects=False
         ) as answer,
     ):
-        text = await _bounded(answer)
+        data = await _bounded(answer, limit)
         status = answer.status
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
+    if status == 200:
+        return data
+    document = _document(data)
+    if "error" not in document:
         raise Unavailable(f"{via} answered HTTP {status} without an explanation")
-    if status != 200:
-        reason = f"{via} gives no certificate: {document.get('error')}"
-        raise Unavailable(reason) if status == 503 else RequestError(reason)
-    return document
+    reason = f"{via} refuses: {document['error']}"
+    raise Unavailable(reason) if status == 503 else RequestError(reason)
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    """An answer in JSON; empty for what is none."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _checked(answer: dict[str, Any], ca_pem: bytes, key: pki.PrivateKey, identity: Identity) -> Enrolled:
@@ -277,12 +353,12 @@ def _session() -> aiohttp.ClientSession:
     )
 
 
-async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
-    data = await answer.content.read(MAX_BYTES + 1)
-    while len(data) <= MAX_BYTES and (more := await answer.content.read(MAX_BYTES + 1)):
+async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    data = await answer.content.read(limit + 1)
+    while len(data) <= limit and (more := await answer.content.read(limit + 1)):
         data += more
-    if len(data) > MAX_BYTES:
-        raise OSError(f"it sends more than {MAX_BYTES} bytes")
+    if len(data) > limit:
+        raise OSError(f"it sends more than {limit} bytes")
     return data
 
 

@@ -30,6 +30,7 @@ from controlplane.cluster.etcd_runner import (
     EtcdRunnerError,
     EtcdStart,
     etcd_arguments,
+    etcdctl_environment,
     prepare_directories,
 )
 
@@ -129,6 +130,7 @@ class DockerEtcd:
             name=self._name,
             user=f"{os.getuid()}:{os.getgid()}",
             labels={OWNER_LABEL: self._owner},
+            environment=etcdctl_environment(start),
             host_config=_host_config(client, start),
         )
         client.start(created["Id"])

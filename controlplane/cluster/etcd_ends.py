@@ -19,14 +19,16 @@ _FATAL = frozenset({"fatal", "panic", "dpanic"})
 _MAX_WORDS = 400
 _VARYING = re.compile(r"\b0x[0-9a-f]+\b")
 _DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-# What 3.5.30 says of a torn, truncated, foreign or rolled back write-ahead log, snapshot or database.
+_PANIC, _FATAL_ERROR = "panic: ", "fatal error: "
+# Go's words for memory that is mapped from a file and can't be read: the database was cut, or the disk fails.
+_FAULT = "unexpected fault address"
+# What 3.5.30 says of a torn, truncated, foreign or rolled back write-ahead log, snapshot or database, when
+# it does not panic.
 _DATA = re.compile(
-    r"walpb: |\bwal: |\bsnap: |crc mismatch|failed to (open|read|recover|load|find)[^|]*(wal|snap|backend|db)"
-    r"|invalid database|tocommit\(\d+\) is out of range|cannot use none as id|file size too small"
-    r"|unexpected fault address|panic: (freepages|page|invalid|assertion)",
+    r"\bwalpb: |\bwal: |\bsnap: |failed to (open|read|recover|load|find)[^|]*\b(wal|snapshot|backend|db)\b"
+    rf"|{_FAULT}",
     re.IGNORECASE,
 )
-_PANIC = "panic: "
 LOW_DISK_BYTES = 1 << 20
 
 
@@ -90,8 +92,11 @@ def _last_fatal(text: str) -> str:
 def _panic(text: str) -> str:
     """A panic's own line; else the first line that was printed, as of a wrong flag."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith((_PANIC, "fatal error: "))]
-    return told[-1] if told else next((line for line in lines if not line.startswith("{")), "")
+    told = [line for line in lines if line.startswith((_PANIC, _FATAL_ERROR))]
+    if not told:
+        return next((line for line in lines if not line.startswith("{")), "")
+    fault = next((line for line in lines if line.startswith(_FAULT)), "")
+    return f"{told[-1]} ({fault})" if fault and told[-1].startswith(_FATAL_ERROR) else told[-1]
 
 
 def _clean(text: str) -> str:

@@ -95,6 +95,13 @@ def etcd_arguments(start: EtcdStart) -> list[str]:
     return [f"--{flag}={value}" for flag, value in flags.items()]
 
 
+def etcdctl_environment(start: EtcdStart) -> dict[str, str]:
+    """What lets `etcdctl` without an option find the member, and show the host's certificate to it."""
+    named = {"ETCDCTL_CACERT": "trusted-ca-file", "ETCDCTL_CERT": "cert-file", "ETCDCTL_KEY": "key-file"}
+    shown = {name: start.flags[flag] for name, flag in named.items() if flag in start.flags}
+    return {"ETCDCTL_ENDPOINTS": start.client_url, **shown}
+
+
 def _rotation() -> str:
     bounds = {"maxsize": LOG_MEGABYTES, "maxage": 0, "maxbackups": LOG_BACKUPS, "compress": False}
     return json.dumps({**bounds, "localtime": False}, separators=(",", ":"))

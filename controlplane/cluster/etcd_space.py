@@ -8,8 +8,10 @@ off. When the records themselves fill the quota, it says so and leaves the alarm
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
+from controlplane.base.backoff import Backoff, Clock
 from controlplane.base.logging import get_logger
 from controlplane.base.request_errors import RequestError
 from controlplane.cluster.cycles import OnChange
@@ -35,12 +37,14 @@ FULL_SHARE = 0.9
 COMPACT_SECONDS = 10.0
 BACK_SECONDS = 10.0
 BACK_POLL_SECONDS = 0.1
+# A member stands still while it is defragmented: what did not help is not repeated in every cycle.
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0
 
 log = get_logger("etcd-space")
 
 
 class SpaceKeeper:
-    """One host's watch over etcd's alarms. `sleep` is asyncio's, or a test's."""
+    """One host's watch over etcd's alarms. `sleep` is asyncio's, or a test's, as is `clock`."""
 
     def __init__(
         self,
@@ -48,22 +52,27 @@ class SpaceKeeper:
         link: EtcdLink,
         events: EventSink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._settings = settings
         self._link = link
         self._events = events
         self._sleep = sleep
+        self._clock = clock
+        self._pause = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._again_at: float | None = None
+        self._problem = ""
         self._said = OnChange()
 
     async def cycle(self) -> None:
         """Look once, act if this host's member leads raft; failures are logged once and tried again."""
         try:
-            problem = await self._cycle()
+            self._problem = await self._cycle()
         except (StoreError, RequestError, TimeoutError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        if self._said.changed(problem) and problem:
-            log.warning("etcd space not freed", reason=problem)
-            self._events.note("alarm", self._settings.host, problem)
+            self._problem = f"{type(error).__name__}: {error}"
+        if self._said.changed(self._problem) and self._problem:
+            log.warning("etcd space not freed", reason=self._problem)
+            self._events.note("alarm", self._settings.host, self._problem)
 
     async def _cycle(self) -> str:
         """What keeps an alarm from being ended; empty when there is none, or it was ended."""
@@ -74,13 +83,30 @@ class SpaceKeeper:
         others = sorted({alarm.kind for alarm in alarms if alarm.kind != NOSPACE})
         full = [alarm for alarm in alarms if alarm.kind == NOSPACE]
         if full:
-            return await self._free(client, full)
+            return await self._free_when_due(client, full)
+        self._rest()
         if others:
             return (
                 f"etcd has the alarm {', '.join(others)}: a member's data differ from the others'. Stop that "
                 "host's service, remove its data directory and start it: its member is replaced"
             )
         return ""
+
+    async def _free_when_due(self, client: EtcdClient, alarms: list[Alarm]) -> str:
+        """Free space at once, and again with growing pauses while that does not end the alarm."""
+        now = self._clock()
+        if self._again_at is not None and now < self._again_at:
+            return self._problem
+        self._again_at = now + self._pause.next()
+        problem = await self._free(client, alarms)
+        if not problem:
+            self._rest()
+        return problem
+
+    def _rest(self) -> None:
+        """Nothing is to be freed: the next alarm is seen to at once."""
+        self._again_at = None
+        self._pause.reset()
 
     async def _free(self, client: EtcdClient, alarms: list[Alarm]) -> str:
         log.warning("etcd is out of space", quota=self._settings.etcd_quota_bytes, members=len(alarms))

@@ -23,7 +23,7 @@ from controlplane.model.cards import ClusterSnapshot, HostRecord
 from controlplane.store.client import EtcdClient
 from controlplane.store.codec import RecordError
 from controlplane.store.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from controlplane.store.hosts import update_host
+from controlplane.store.hosts import disable_host, update_host
 from controlplane.store.joins import JoinRecord, clear_join, read_join, write_join
 from controlplane.store.membership import Member, list_members
 from controlplane.store.registry import forget_card
@@ -153,8 +153,10 @@ class HostsAdmin:
             raise NotFound(
                 f"there is no host {host} in cluster {membership.cluster_name}; its hosts are {known}"
             )
-        await self._check_removal(client, picture, record)
-        await update_host(client, host, lambda present: present and replace(present, enabled=False))
+        if record.enabled:
+            staying = _another_host(picture, record)
+            await self._check_removal(client, record)
+            await disable_host(client, host, staying, picture.revision)
         await clear_join(client, host)
         log.info("host disabled", host=host, forget_cards=forgotten is not None)
         self._events.note("host", host, "was taken out by an administrator")
@@ -162,14 +164,11 @@ class HostsAdmin:
             await self._forget(client, picture, host, forgotten)
         return record
 
-    async def _check_removal(self, client: EtcdClient, picture: ClusterSnapshot, record: HostRecord) -> None:
+    async def _check_removal(self, client: EtcdClient, record: HostRecord) -> None:
         members = await list_members(client)
         member = next((m for m in members if record.addresses.get("etcd_peer") in m.peer_urls), None)
         if member is None:
             return
-        others = [known.host for known in picture.hosts if known.enabled and known.host != record.host]
-        if not others:
-            raise RequestError(f"{record.host} is the cluster's last host: stop its service instead")
         if not removal_keeps_quorum(await observe(client, members), member.id):
             raise RequestError(
                 f"{record.host} can't leave: the quorum would be lost, since too few of the other etcd "
@@ -209,6 +208,14 @@ class HostsAdmin:
                     "repeat remove_node to wait on"
                 )
             await asyncio.sleep(POLL_SECONDS)
+
+
+def _another_host(picture: ClusterSnapshot, leaving: HostRecord) -> str:
+    """A host that stays. Raises RequestError when there is none: without one nobody could lead."""
+    others = [known.host for known in picture.hosts if known.enabled and known.host != leaving.host]
+    if not others:
+        raise RequestError(f"{leaving.host} is the cluster's last host: stop its service instead")
+    return min(others)
 
 
 def _check_join(request: cluster_pb2.JoinClusterRequest, *, secure: bool) -> None:

@@ -160,6 +160,16 @@ class Issuer:
         log.info("host enrolled", host=host, address=literal, by=token_id)
         return pki.to_pem(certificate).decode(), pki.key_pem(authority.key).decode()
 
+    async def prove(self, token_id: str, secret: str) -> None:
+        """Raise RequestError unless this is an open token; it stays open."""
+        self._must_be_secure()
+        try:
+            await self._open_token(token_id, _decoded(secret))
+        except StoreError as error:
+            raise Unavailable(
+                f"join token {token_id[:12]} can't be looked up: etcd: {error}; try again"
+            ) from error
+
     async def overview(self) -> pki_pb2.GetPkiResponse:
         """The CA, the names and the open tokens. Raises RequestError."""
         self._must_be_secure()
@@ -228,14 +238,7 @@ class Issuer:
     async def _spend(self, token_id: str, secret: bytes, identity: Identity) -> None:
         """Take the token away, if it is a good one and the name is free. Raises RequestError, StoreError."""
         client = self._link.client
-        token = await pki_records.find_token(client, token_id, secret)
-        if token is None:
-            raise Denied(
-                "the join token is not known: it is good for one host only, or it was not copied whole; make "
-                "another with clustercli pki token"
-            )
-        if token.expires <= self._now().timestamp():
-            raise Denied("the join token has expired: make another with clustercli pki token")
+        token = await self._open_token(token_id, secret)
         holder = await pki_records.read_name(client, identity.name)
         if holder is not None:
             _check_role(holder, identity)
@@ -243,6 +246,18 @@ class Issuer:
             raise Denied(
                 "the join token was used by another host just now: make another with clustercli pki token"
             )
+
+    async def _open_token(self, token_id: str, secret: bytes) -> TokenRecord:
+        """The token with this secret. Raises RequestError, StoreError."""
+        token = await pki_records.find_token(self._link.client, token_id, secret)
+        if token is None:
+            raise Denied(
+                "the join token is not known: it is good for one host only, or it was not copied whole; make "
+                "another with clustercli pki token"
+            )
+        if token.expires <= self._now().timestamp():
+            raise Denied("the join token has expired: make another with clustercli pki token")
+        return token
 
     def _name(self, identity: Identity, certificate: pki.Certificate) -> NameRecord:
         return NameRecord(

@@ -53,6 +53,7 @@ class Leader:
         self._followed = ""
         self._apis: dict[str, str] = {}
         self._cycles_led = 0
+        self._told: list[str] = []
         self._mover = QuorumMover(settings, link, events, trust)
         self._said = OnChange()
 
@@ -72,11 +73,13 @@ class Leader:
 
     async def cycle(self) -> None:
         """Run one cycle and log its sentence: each one of a leader, a follower's when it changes."""
+        self._told = []
         try:
             sentence = await self._cycle()
         except (StoreError, RequestError, RecordError) as error:
             await self._check_lease(error)
-            sentence = f"nothing done: {error}"
+            done = "; ".join(self._told)
+            sentence = f"{done}; broken off: {error}" if done else f"nothing done: {error}"
         if self._leadership is not None or self._said.changed(sentence):
             log.info("cycle", says=sentence)
 
@@ -141,7 +144,9 @@ class Leader:
     async def _work(self, leadership: Leadership, picture: ClusterSnapshot) -> str:
         warming_up = self._cycles_led < self._settings.warmup_cycles
         self._cycles_led += 1
-        health = await self._health.run(self._link.client, leadership, picture, warming_up)
-        quorum = await self._mover.move(leadership, picture, warming_up)
         warm = " (warming up)" if warming_up else ""
-        return f"leading{warm}: {health}; {quorum}"
+        self._told.append(f"leading{warm}")
+        health = await self._health.run(self._link.client, leadership, picture, warming_up)
+        self._told = [f"leading{warm}: {health}"]
+        self._told.append(await self._mover.move(leadership, picture, warming_up))
+        return "; ".join(self._told)

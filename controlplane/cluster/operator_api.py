@@ -66,7 +66,9 @@ class OperatorServicer(cluster_pb2_grpc.OperatorServiceServicer):
 
     async def CheckHost(self, request: Any, context: Any) -> pb.CheckHostResponse:
         """The checks of the asked host."""
-        return await self._run(context, CHECK_SECONDS, lambda _: self._parts.doctor.check(request.via_host))
+        return await self._run(
+            context, CHECK_SECONDS, lambda _: self._parts.doctor.check(request.via_host, request.token)
+        )
 
     async def CheckPeer(self, request: Any, context: Any) -> pb.CheckPeerResponse:
         """How another host looks from this one."""

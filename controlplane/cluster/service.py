@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -24,6 +25,7 @@ from controlplane.cluster.companion import Companion
 from controlplane.cluster.cycles import run_cycles
 from controlplane.cluster.discovery import Discovery
 from controlplane.cluster.doctor import HostDoctor
+from controlplane.cluster.doctor_peers import look_at_newcomer
 from controlplane.cluster.enrollment import EnrollServer
 from controlplane.cluster.etcd_binary import find_etcd
 from controlplane.cluster.etcd_child import ChildEtcd
@@ -104,8 +106,9 @@ class ClusterService:
         self._checker = CardChecker(CardIdentify(settings.card_check))
         self._discovery = Discovery(settings, self._supervisor, self._link, cli, self._checker, self._events)
         self._administration = Administration(settings, self._supervisor, self._trust, self._issuer)
+        queries = Queries(self._supervisor, self._link)
         self._operations = HostOperations(
-            Queries(self._supervisor, self._link),
+            queries,
             self._administration,
             HostsAdmin(self._supervisor, self._link, self._events, secure=self._trust.secure),
         )
@@ -122,7 +125,8 @@ class ClusterService:
         self._revocations = Revocations(self._link)
         self._gatekeeper = Gatekeeper(settings.host, self._revocations, secure=self._trust.secure)
         endpoint = HostPort(settings.address, settings.enroll_port)
-        enrollment = EnrollServer(endpoint, self._trust, self._issuer)
+        look = partial(look_at_newcomer, self._trust, queries.get_cluster)
+        enrollment = EnrollServer(endpoint, self._trust, self._issuer, look)
         self._listeners = Listeners(settings, self._trust, self._make_server, enrollment)
 
     async def run(self, stop: asyncio.Event) -> None:

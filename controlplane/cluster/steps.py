@@ -74,9 +74,18 @@ async def carry_out(client: EtcdClient, leadership: Leadership, action: Action, 
     except (RequestRefused, StoreUnavailable) as error:
         await clear_step(client, leadership, step)
         return f"{step.action} of {action.host} was not taken by etcd: {error}"
-    await clear_step(client, leadership, step)
-    log.info("membership step done", action=step.action, host=action.host, reason=_why(action))
-    return f"{step.action} of {action.host} done{_why(action)}"
+    return await _end(client, leadership, step, _why(action))
+
+
+async def _end(client: EtcdClient, leadership: Leadership, step: MembershipStep, why: str) -> str:
+    """What came of a step that is done, whether or not its record can be cleared now."""
+    log.info("membership step done", action=step.action, host=step.host, reason=why)
+    done = f"{step.action} of {step.host} done{why}"
+    try:
+        await clear_step(client, leadership, step)
+    except (OutcomeUnknown, StoreUnavailable) as error:
+        return f"{done}; its record stays for the next cycle ({error})"
+    return done
 
 
 def _record(action: Action, seen: list[Member]) -> MembershipStep:

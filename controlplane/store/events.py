@@ -13,6 +13,8 @@ from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 EVENTS_PREFIX = b"/events/"
 _DIGITS = 20
 _TRIES = 8
+# etcd takes 128 operations in one transaction.
+_DROPPED_AT_ONCE = 64
 
 
 async def read_events(client: EtcdClient, *, seconds: float | None = None) -> tuple[ClusterEvent, ...]:
@@ -31,17 +33,29 @@ async def append_events(client: EtcdClient, host: str, notes: Sequence[Note]) ->
     After a lost answer they may stand there twice: better than not at all.
     """
     async for _ in Tries(_TRIES):
-        kept = await read_events(client)
-        first = kept[-1].number + 1 if kept else 1
+        taken = await _numbers(client)
+        first = max(taken, default=0) + 1
         operations = [kv.put(_key(first + offset), _encode(host, note)) for offset, note in enumerate(notes)]
         last = first + len(notes) - 1
-        operations += [kv.delete(_key(event.number)) for event in kept if event.number <= last - EVENTS_KEPT]
+        old = sorted(number for number in taken if number <= last - EVENTS_KEPT)
+        operations += [kv.delete(_key(number)) for number in old[:_DROPPED_AT_ONCE]]
         try:
             if (await client.txn([kv.absent(_key(first))], operations)).succeeded:
                 return
         except OutcomeUnknown:
             continue
     raise StoreUnavailable("events could not be added: others add some at each try, or answers get lost")
+
+
+async def _numbers(client: EtcdClient) -> list[int]:
+    """The numbers that are taken, be it by an event that can't be read."""
+    answer = await client.range(EVENTS_PREFIX, kv.prefix_end(EVENTS_PREFIX))
+    return [number for pair in answer.kvs if (number := _number(pair.key)) is not None]
+
+
+def _number(key: bytes) -> int | None:
+    digits = key.removeprefix(EVENTS_PREFIX)
+    return int(digits) if len(digits) == _DIGITS and digits.isdigit() else None
 
 
 def _key(number: int) -> bytes:
@@ -61,8 +75,8 @@ def _encode(host: str, note: Note) -> bytes:
 
 
 def _decode(key: bytes, value: bytes) -> ClusterEvent | None:
-    number = key.removeprefix(EVENTS_PREFIX)
-    if len(number) != _DIGITS or not number.isdigit():
+    number = _number(key)
+    if number is None:
         return None
     try:
         fields = codec.Fields(value)
@@ -70,6 +84,6 @@ def _decode(key: bytes, value: bytes) -> ClusterEvent | None:
         if kind is None:
             return None
         note = Note(kind, fields.text("subject", empty=True), fields.text("text"), fields.number("time"))
-        return ClusterEvent(int(number), fields.text("host"), note)
+        return ClusterEvent(number, fields.text("host"), note)
     except codec.RecordError:
         return None

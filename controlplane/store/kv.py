@@ -58,6 +58,11 @@ def unchanged(key: bytes, mod_revision: int) -> pb.Compare:
     return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=key, mod_revision=mod_revision)
 
 
+def not_newer(key: bytes, revision: int) -> pb.Compare:
+    """True while the key was not written after `revision`."""
+    return pb.Compare(result=pb.Compare.LESS, target=pb.Compare.MOD, key=key, mod_revision=revision + 1)
+
+
 def has_lease(key: bytes, lease: int) -> pb.Compare:
     """True while the key hangs on this lease."""
     return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.LEASE, key=key, lease=lease)

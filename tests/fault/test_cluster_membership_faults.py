@@ -141,6 +141,23 @@ def test_a_learner_that_never_starts_is_given_up_told_and_blocks_no_one(hosts: l
     wait_quorum(hosts[0], 5)
 
 
+def test_a_join_goes_on_through_the_others_when_the_host_that_was_named_is_suspended(
+    hosts: list[ClusterHost],
+) -> None:
+    """It leads too: until its lease has ended nobody lets anyone in."""
+    newcomer = hosts[3]
+    leader = next(host for host in hosts[:3] if host.name == document(hosts[0])["leader"])
+    other = next(host for host in hosts[:3] if host is not leader)
+    since = len(newcomer.running.events("add_node waits"))
+    with add_node_in_background(newcomer, leader):
+        wait_until(lambda: len(newcomer.running.events("add_node waits")) > since, "the join waits")
+        leader.running.suspend()
+        try:
+            wait_until(lambda: members(other).get(newcomer.name, {}).get("started"), "it is in", 60.0)
+        finally:
+            leader.running.resume()
+
+
 def given_up(hosts: list[ClusterHost], learner: ClusterHost) -> list[str]:
     """Why the hosts gave a learner up."""
     events = [event for host in hosts for event in host.running.events("learner given up")]

@@ -13,12 +13,13 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from akv.v1 import cluster_pb2
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.pki import Role
 from controlplane.base.request_errors import Denied
 from controlplane.cluster import enrollment
-from controlplane.cluster.enrollment import CA_PATH, ENROLL_PATH, MAX_BYTES, EnrollServer
+from controlplane.cluster.enrollment import CA_PATH, ENROLL_PATH, LOOK_PATH, MAX_BYTES, EnrollServer
 from controlplane.cluster.settings import load_settings
 from controlplane.cluster.trust import Trust
 from tests.support.addresses import LoopbackNet, free_port
@@ -33,10 +34,19 @@ class Recording:
     """Stands for the issuer: takes note of what reaches it, and refuses it."""
 
     asked: list[dict[str, str]] = field(default_factory=list)
+    looked_at: list[str] = field(default_factory=list)
 
     async def enroll(self, **fields: str) -> tuple[str, str]:
         self.asked.append(fields)
         raise Denied("not known")
+
+    async def prove(self, token_id: str, _secret: str) -> None:
+        if token_id != "open":
+            raise Denied("not known")
+
+    async def look(self, request: cluster_pb2.CheckPeerRequest) -> cluster_pb2.NewcomerReport:
+        self.looked_at += [request.host, *request.endpoints]
+        return cluster_pb2.NewcomerReport(began=1.0, ended=2.0)
 
 
 @dataclass
@@ -56,7 +66,8 @@ async def listening(tmp_path: Path, loopback_net: LoopbackNet) -> AsyncIterator[
         "AWC_HOST": "storage-1", "AWC_ADDRESS": address, "AWC_PKI_DIR": str(files.ca.parent),
     }  # fmt: skip
     endpoint, issuer = HostPort(address, free_port(address)), Recording()
-    server = EnrollServer(endpoint, Trust(load_settings(tmp_path, environment)), issuer)  # type: ignore[arg-type]
+    trust = Trust(load_settings(tmp_path, environment))
+    server = EnrollServer(endpoint, trust, issuer, issuer.look)  # type: ignore[arg-type]
     await server.start()
     yield Listening(endpoint.url("https"), endpoint, issuer)
     await server.stop()
@@ -69,13 +80,13 @@ def unproven() -> ssl.SSLContext:
     return context
 
 
-async def post(listening: Listening, body: bytes) -> tuple[int, str]:
+async def post(listening: Listening, body: bytes, path: str = ENROLL_PATH) -> tuple[int, str]:
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(listening.url + ENROLL_PATH, data=body, ssl=unproven()) as answer,
+        session.post(listening.url + path, data=body, ssl=unproven()) as answer,
     ):
-        return answer.status, await answer.text()
+        return answer.status, await answer.text("latin-1")
 
 
 def body(**changes: Any) -> bytes:
@@ -113,6 +124,32 @@ async def test_a_refusal_comes_with_its_sentence_and_more_fields_are_not_heard(l
     code, text = await post(listening, body(role="admin"))
     assert (code, json.loads(text)) == (403, {"error": "not known"})
     assert set(listening.issuer.asked[0]) == {"token_id", "secret", "host", "address", "request_pem"}
+
+
+async def test_only_who_has_a_token_is_looked_at(listening: Listening) -> None:
+    wanted = {"token_id": "t", "secret": "s", "host": "h", "endpoints": "192.0.2.1:5000,192.0.2.1:2379"}
+    code, text = await post(listening, json.dumps(wanted).encode(), LOOK_PATH)
+    assert (code, json.loads(text)) == (403, {"error": "not known"})
+    code, text = await post(listening, json.dumps(wanted | {"endpoints": []}).encode(), LOOK_PATH)
+    assert code == 400
+    assert listening.issuer.looked_at == []
+    code, text = await post(listening, json.dumps(wanted | {"token_id": "open"}).encode(), LOOK_PATH)
+    assert code == 200
+    assert cluster_pb2.NewcomerReport.FromString(text.encode("latin-1")).ended == 2.0
+    assert listening.issuer.looked_at == ["h", "192.0.2.1:5000", "192.0.2.1:2379"]
+
+
+async def test_refusals_are_recorded_once_a_minute_for_each_kind(
+    listening: Listening, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever names a stranger gives, and however often, it does not fill the log."""
+    for number in range(20):
+        assert (await post(listening, body(host=f"host-{number}", token_id=str(number))))[0] == 403
+        assert (await post(listening, b"no JSON"))[0] == 400
+        assert (await post(listening, body(endpoints=""), LOOK_PATH))[0] == 403
+    told = [line for line in capfd.readouterr().out.splitlines() if "audit" in line]
+    assert len(told) == 3, told
+    assert "token, as host host-0" in told[0]
 
 
 async def test_connections_beyond_the_bound_are_closed_at_once(

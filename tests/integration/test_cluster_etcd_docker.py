@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,19 @@ import pytest
 
 from controlplane.cluster.etcd_binary import EtcdBinaryError, find_etcd
 from controlplane.cluster.etcd_docker import OWNER_LABEL, DockerEtcd
-from controlplane.cluster.etcd_runner import EtcdRunnerError, EtcdStart, etcd_arguments
+from controlplane.cluster.etcd_runner import (
+    EtcdRunnerError,
+    EtcdStart,
+    etcd_arguments,
+    etcdctl_environment,
+)
+from controlplane.cluster.trust import etcd_tls_flags
 from tests.support.addresses import LoopbackNet
 from tests.support.cluster_hosts import ClusterHost, ask_members, cli_json
 from tests.support.docker_engine import Container, DockerServer, Engine
 from tests.support.etcd import EtcdMember
 from tests.support.procs import wait_until
+from tests.support.tls_etcd import HOST, run_tls_etcd
 
 IMAGE, OLD_IMAGE = "quay.io/coreos/etcd:v3.5.30", "quay.io/coreos/etcd:v3.5.17"
 
@@ -61,6 +69,7 @@ async def test_a_container_is_made_with_the_hosts_network_and_no_privileges_and_
     assert body["Cmd"] == etcd_arguments(start)
     assert body["User"] == f"{os.getuid()}:{os.getgid()}"
     assert body["Labels"] == {OWNER_LABEL: "h1 /d"}
+    assert body["Env"] == [f"ETCDCTL_ENDPOINTS={start.client_url}"]
     host = body["HostConfig"]
     assert host["NetworkMode"] == "host"
     assert host["CapDrop"] == ["ALL"]
@@ -71,6 +80,23 @@ async def test_a_container_is_made_with_the_hosts_network_and_no_privileges_and_
     assert runner.running
     await runner.stop()
     assert engine.containers == {}
+
+
+def test_etcdctl_in_the_container_shows_the_hosts_certificate(tmp_path: Path) -> None:
+    """`docker exec etcd etcdctl member list`, as the manual has it, in the environment of the container."""
+    with run_tls_etcd(tmp_path) as etcd:
+        data, log = tmp_path / "data", tmp_path / "log"
+        flags = etcd_tls_flags(etcd.host_files)
+        start = EtcdStart(HOST, etcd.client_url, etcd.peer_url, data, log, "", "new", "t", flags=flags)
+        done = wait_until(lambda: member_list(etcdctl_environment(start)), "etcdctl is answered")
+    assert f"started, {HOST}, {etcd.peer_url}, {etcd.client_url}" in done
+
+
+def member_list(environment: dict[str, str]) -> str | None:
+    program = find_etcd().path.with_name("etcdctl")
+    command: list[str | Path] = [program, "--command-timeout=5s", "member", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout if done.returncode == 0 else None
 
 
 async def test_an_end_is_told_with_its_code_and_a_killed_one_with_its_signal(

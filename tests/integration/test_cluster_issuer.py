@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
+from akv.v1 import cluster_pb2
 
 from controlplane.base import pki
 from controlplane.base.addresses import HostPort
@@ -87,10 +88,14 @@ async def signing(etcd: TlsEtcd, tmp_path: Path) -> AsyncIterator[Signing]:
 async def served(signing: Signing) -> AsyncIterator[Signing]:
     """The same, with its listener for new hosts."""
     endpoint = HostPort(signing.settings.address, signing.settings.enroll_port)
-    server = EnrollServer(endpoint, signing.trust, signing.issuer)
+    server = EnrollServer(endpoint, signing.trust, signing.issuer, nobody_looks)
     await server.start()
     yield signing
     await server.stop()
+
+
+async def nobody_looks(_request: cluster_pb2.CheckPeerRequest) -> cluster_pb2.NewcomerReport:
+    raise AssertionError("nobody asked for it")
 
 
 def request_of(identity: Identity) -> tuple[pki.PrivateKey, str]:
@@ -133,6 +138,8 @@ async def test_a_name_has_one_role_for_ever(signing: Signing) -> None:
         ("root", "x", "'root' is no role"),
         ("", "x", "'' is no role"),
         ("gateway", "root", "can't be the name"),
+        # Root at the socket stands in the records as this, and can't be revoked.
+        ("admin", "local", "can't be the name"),
         ("gateway", "", "can't be the name"),
         ("gateway", "a/b", "can't be the name"),
     ],

@@ -33,6 +33,7 @@ from tests.support.cluster_hosts import (
     API_PORT,
     ClusterHost,
     ask_cluster,
+    card,
     cli_json,
     cluster_hosts,
     join_all,
@@ -138,6 +139,55 @@ def test_three_hosts_are_a_quorum(hosts: list[ClusterHost]) -> None:
         urls = [url for shown in document["hosts"] for url in shown["addresses"].values() if "://" in url]
         assert urls
         assert all(url.startswith("https://") for url in urls)
+
+
+def doctor(host: ClusterHost, *arguments: str) -> dict[str, dict[str, str]]:
+    """The checks of a host by name."""
+    outcome = run_cli("--host", host.asked_at, "--output", "json", "doctor", *arguments)
+    assert outcome.stdout, outcome.stderr
+    return {check["name"]: check for check in json.loads(outcome.stdout)["checks"]}
+
+
+def test_a_host_without_a_certificate_is_looked_at_by_all_hosts_before_it_joins(
+    hosts: list[ClusterHost], tmp_path: Path
+) -> None:
+    """The token that is shown for it stays good; what the others don't reach, and what is taken, is told."""
+    net = hosts[0].address.rpartition(".")[0]
+    names = [f"{check}-{host.name}" for host in hosts for check in ("to", "from", "clock", "names")]
+    newcomer = ClusterHost("host-9", f"{net}.9", tmp_path / "host-9", secure=True)
+    newcomer.set_cards(card(9))
+    newcomer.configure()
+    newcomer.start()
+    try:
+        checks = doctor(newcomer, "-n", hosts[0].api)
+        assert (checks["cluster"]["result"], "--token" in checks["cluster"]["text"]) == ("skipped", True)
+        token = cli_json(hosts[0], "pki", "token")["token"]
+        checks = doctor(newcomer, "-n", hosts[0].api, "--token", token)
+        assert checks["cluster"]["result"] == checks["identity"]["result"] == "ok", checks
+        for name in names:
+            wanted = {"ok", "warning"} if name.startswith(("names", "to")) else {"ok"}
+            assert checks[name]["result"] in wanted, checks[name]
+        for port in (API_PORT, 2379, 2380, 5001, 7891, 9427):
+            assert f"{newcomer.address}:{port}" in checks["from-host-2"]["text"]
+
+        newcomer.set_cards(card(9) | {"serial": "L0P1"})  # that of host-1's card, which has another NQN
+        taken = (newcomer.address, 2380)
+        with socket.create_server(taken, backlog=0), socket.create_connection(taken, timeout=10):
+            checks = doctor(newcomer, "-n", hosts[2].api, "--token", token)
+        assert checks["duplicate-xdp9"]["result"] == "failed"
+        for host in hosts:
+            assert (
+                f"{host.name} does not reach {newcomer.address}:2380" in checks[f"from-{host.name}"]["text"]
+            )
+
+        wrong = token.split(".")
+        wrong[2] = "0" * 12
+        checks = doctor(newcomer, "-n", hosts[0].api, "--token", ".".join(wrong))
+        assert checks["cluster"]["result"] == "failed"
+        assert "join token is not known" in checks["cluster"]["text"]
+        assert token.split(".")[2] in {t["token_id"] for t in cli_json(hosts[0], "pki", "show")["tokens"]}
+    finally:
+        newcomer.end()
 
 
 def test_private_files_are_the_owners_alone(hosts: list[ClusterHost]) -> None:

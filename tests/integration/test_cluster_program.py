@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.addresses import LoopbackNet
+from tests.support.cli import run_cli
 from tests.support.cluster_hosts import API_PORT, ClusterHost
 from tests.support.procs import Program, python_module
 
@@ -59,6 +60,32 @@ def test_a_taken_port_is_a_clear_refusal(tmp_path: Path, loopback_net: LoopbackN
         code, text = outcome("--config-dir", str(tmp_path / "config"))
     assert code == 1
     assert f"{host.address}:{API_PORT} can't be bound" in text
+
+
+def test_a_second_service_is_refused_and_takes_nothing_from_the_first(
+    tmp_path: Path, loopback_net: LoopbackNet
+) -> None:
+    """Started by hand beside systemd's, it would replace its socket and start an etcd on its data."""
+    host = configured(tmp_path, loopback_net, AWC_SECURITY="mtls")
+    host.secure = True
+    host.start()
+    try:
+        code, text = outcome("--config-dir", str(tmp_path / "config"))
+        assert (code, "stop that one first" in text) == (1, True), text
+        assert run_cli("--host", host.asked_at, "--output", "json", "get_members").returncode == 1
+    finally:
+        host.stop()
+
+
+@pytest.mark.parametrize("setting", ["AWC_STATE_DIR", "AWC_ADMIN_SOCKET"])
+def test_a_place_that_can_not_be_written_is_told_as_such(
+    tmp_path: Path, loopback_net: LoopbackNet, setting: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    configured(tmp_path, loopback_net, AWC_SECURITY="mtls", **{setting: str(tmp_path / "file" / "x" / "y")})
+    code, text = outcome("--config-dir", str(tmp_path / "config"))
+    assert code == 1
+    assert "correct the setting that names it" in text
 
 
 def test_a_damaged_membership_file_stops_the_start(tmp_path: Path, loopback_net: LoopbackNet) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from controlplane.cluster.quorum import AddLearner, Remove
 from controlplane.cluster.steps import carry_out, clear_left_step
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Leadership, LeadershipLost, campaign
+from controlplane.store.errors import OutcomeUnknown
 from controlplane.store.lease import Lease
 from controlplane.store.membership import list_members, remove_member
 from controlplane.store.step import MembershipStep, begin_step, read_step
@@ -82,6 +84,29 @@ async def test_a_step_is_done_and_its_record_cleared(client: EtcdClient, loopbac
             if url in member.peer_urls:
                 await remove_member(client, member.id)
         await leadership.lease.close()
+
+
+class LosesLastAnswer(EtcdClient):
+    """Hears nothing of the transaction that takes the step's record away, though it is carried out."""
+
+    async def txn(self, compare: Any, success: Any, failure: Any = (), **options: Any) -> Any:
+        answer = await super().txn(compare, success, failure, **options)
+        if any(operation.HasField("request_delete_range") for operation in success):
+            raise OutcomeUnknown("no answer")
+        return answer
+
+
+async def test_a_step_that_was_made_is_told_though_its_record_could_not_be_cleared(
+    etcd: EtcdCluster, loopback_net: LoopbackNet
+) -> None:
+    url = f"http://{loopback_net.host(9)}:2380"
+    async with LosesLastAnswer(etcd.endpoints, call_seconds=2.0) as client:
+        leadership = await lead(client)
+        said = await carry_out(client, leadership, AddLearner("h9", url), await list_members(client))
+        added = next(m for m in await list_members(client) if url in m.peer_urls)
+        await remove_member(client, added.id)
+        await leadership.lease.close()
+    assert said == "add of h9 done; its record stays for the next cycle (no answer)"
 
 
 async def test_a_changed_member_list_puts_the_step_off(client: EtcdClient, loopback_net: LoopbackNet) -> None:

@@ -57,6 +57,8 @@ async def test_an_event_that_can_not_be_read_is_left_out(client: EtcdClient) -> 
     for key, value in ((b"/events/00000000000000000002", b"{"), (b"/events/x", b"{}")):
         await client.txn([], [kv.put(key, value)])
     assert [event.note.text for event in await read_events(client)] == ["good"]
+    await append_events(client, "h1", [note("after it")])
+    assert [(e.number, e.note.text) for e in await read_events(client)] == [(1, "good"), (3, "after it")]
 
 
 class Link(EtcdLink):

@@ -85,6 +85,7 @@ def test_addresses_of_a_host_in_every_spelling(authority: pki.Authority) -> None
         (["eve"], ["akv://root/eve"], "no akv://ROLE/NAME"),
         (["eve"], ["https://admin/eve"], "no akv://ROLE/NAME"),
         (["root"], ["akv://admin/root"], "no akv://ROLE/NAME"),
+        (["local"], ["akv://admin/local"], "no akv://ROLE/NAME"),
         (["e/v"], ["akv://admin/e/v"], "no akv://ROLE/NAME"),
     ],
 )
@@ -95,7 +96,7 @@ def test_a_certificate_that_names_nobody_is_refused(
         pki.identity_of(odd_certificate(authority, names, uris))
 
 
-@pytest.mark.parametrize("name", ["", "root", "a" * 65, "-a", "a b", "a/b", "ä", "a\0", "a\n"])
+@pytest.mark.parametrize("name", ["", "root", "local", "a" * 65, "-a", "a b", "a/b", "ä", "a\0", "a\n"])
 def test_names_that_no_certificate_gets(authority: pki.Authority, name: str) -> None:
     with pytest.raises(PkiError, match="can't be the name in a certificate"):
         issue(authority, Role.GATEWAY, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cluster.etcd_ends import EndKind, judge_end, last_words, log_size
+from controlplane.cluster.etcd_ends import LOW_DISK_BYTES, EndKind, judge_end, last_words, log_size
 from controlplane.cluster.etcd_runner import EtcdExit, EtcdStart, etcd_arguments
 
 PLENTY = 1 << 40
@@ -52,6 +52,36 @@ def test_a_panic_is_told_by_its_own_line_with_addresses_blanked(tmp_path: Path) 
     assert words(tmp_path, entry("panic", "tocommit(7) is bad")) == "panic: tocommit(7) is bad"
 
 
+def test_memory_that_can_not_be_read_is_told_with_its_fault(tmp_path: Path) -> None:
+    """As Go prints it for a database that is shorter than it says: the word `fault` alone tells nothing."""
+    output = (
+        "unexpected fault address 0x7fedf0090000\nfatal error: fault\n"
+        "[signal SIGBUS: bus error code=0x2 addr=0x7fedf0090000 pc=0xa500ca]\n\ngoroutine 132 [running]:\n"
+    )
+    assert words(tmp_path, "", output) == "fatal error: fault (unexpected fault address 0x…)"
+    assert words(tmp_path, "", "fatal error: out of memory\n") == "fatal error: out of memory"
+    assert words(tmp_path, "", f"{output}panic: later\n") == "panic: later"
+
+
+def test_of_several_panics_the_last_is_told_and_the_log_comes_before_the_output(tmp_path: Path) -> None:
+    output = "{a log line}\npanic: first\n  panic: second \n\ngoroutine 1\n"
+    assert words(tmp_path, "", output) == "panic: second"
+    assert words(tmp_path, entry("fatal", "from the log"), output) == "from the log"
+    assert words(tmp_path, entry("error", "no end"), output) == "panic: second"
+    assert words(tmp_path, entry("dpanic", "raft", "bad")) == "panic: raft: bad"
+    assert words(tmp_path, '["fatal"]\n"fatal"\n') == ""
+    assert words(tmp_path, "", '{"level":"info"}\n') == ""
+
+
+def test_of_a_long_log_only_the_end_is_read_and_of_long_words_only_the_beginning(tmp_path: Path) -> None:
+    far = entry("fatal", "far back") + "x" * (256 << 10)
+    assert words(tmp_path, far) == ""
+    assert words(tmp_path, "x" * (1 << 20) + "\n" + entry("fatal", "near")) == "near"
+    assert words(tmp_path, entry("fatal", "w" * 1000)) == "w" * 400
+    (tmp_path / "etcd.log").write_bytes(b"\xff\xfe\n" + entry("fatal", "read all the same").encode())
+    assert last_words(tmp_path / "etcd.log", 0, tmp_path / "none") == "read all the same"
+
+
 def test_no_files_tell_nothing(tmp_path: Path) -> None:
     assert last_words(tmp_path / "no", 7, tmp_path / "none") == ""
     assert log_size(tmp_path / "no") == 0
@@ -75,6 +105,18 @@ def test_no_files_tell_nothing(tmp_path: Path) -> None:
             EndKind.BAD_DATA,
         ),
         (2, "panic: cannot use none as id", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to open the log: wal: file not found", PLENTY, EndKind.BAD_DATA),
+        (1, "discovery failed: snap: no available snapshot", PLENTY, EndKind.BAD_DATA),
+        (1, "Failed to recover v3 backend from snapshot: x", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to load db", PLENTY, EndKind.BAD_DATA),
+        (2, "fatal error: fault (unexpected fault address 0x…)", PLENTY, EndKind.BAD_DATA),
+        (1, "write /d/wal/0.tmp: Disk quota exceeded", PLENTY, EndKind.DISK_FULL),
+        (1, "discovery failed: walpb: crc mismatch", LOW_DISK_BYTES, EndKind.BAD_DATA),
+        (1, "discovery failed: walpb: crc mismatch", LOW_DISK_BYTES - 1, EndKind.DISK_FULL),
+        (0, "panic: no", PLENTY, EndKind.OTHER),
+        (-9, "panic: no", PLENTY, EndKind.OTHER),
+        (0, "walpb: crc mismatch", PLENTY, EndKind.OTHER),
+        (1, "failed to find a listener: swallowed", PLENTY, EndKind.OTHER),
         (2, "flag provided but not defined: -x", PLENTY, EndKind.OTHER),
         (2, "fatal error: runtime: out of memory", PLENTY, EndKind.OTHER),
         (2, "", PLENTY, EndKind.OTHER),
