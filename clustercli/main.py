@@ -26,6 +26,7 @@ from clustercli.commands import (
     overview,
     pki,
 )
+from clustercli.printable import printable
 from clustercli.session import Output, Session
 from clustercli.target import TargetError, read_target
 from controlplane.base.version import program_version
@@ -134,7 +135,7 @@ def main() -> None:
         refuse_unreadable(sys.argv[1:], os.environ)
         app(args=hoist(sys.argv[1:]), prog_name="clustercli")
     except CallError as error:
-        typer.echo(f"clustercli: {error}", err=True)
+        typer.echo(printable(f"clustercli: {error}"), err=True)
         sys.exit(error.exit_code)
 
 

@@ -12,6 +12,7 @@ from akv.v1.fleet_pb2_grpc import FleetServiceStub
 
 from clustercli.call import REFUSED, CallError
 from clustercli.plain import plain
+from clustercli.printable import printable
 from clustercli.render_fleet import progress_text, shard_state
 from clustercli.session import READ_SECONDS, Session
 
@@ -38,7 +39,7 @@ class Asker:
             if not error.passing:
                 raise
             if str(error) != self._trouble:
-                typer.echo(f"clustercli: {error}", err=True)
+                typer.echo(printable(f"clustercli: {error}"), err=True)
             self._trouble = str(error)
             return None
         self._trouble = ""
@@ -94,7 +95,7 @@ def _tell(lines: dict[str, str], told: dict[str, str]) -> None:
     for name, line in lines.items():
         if told.get(name) != line:
             told[name] = line
-            typer.echo(line, err=True)
+            typer.echo(printable(line), err=True)
 
 
 def _line(shard: Document) -> str:

@@ -18,6 +18,7 @@ from akv.v1.cluster_pb2_grpc import ClusterServiceStub
 from rich.console import Console, RenderableType
 
 from clustercli.call import CallError, call_cluster
+from clustercli.printable import printable, printable_document
 from clustercli.target import Target
 
 READ_SECONDS = 10.0
@@ -72,7 +73,8 @@ class Session:
             typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
         else:
             width = None if sys.stdout.isatty() else PIPE_COLUMNS
-            Console(width=width, highlight=False, markup=False).print(table(document))
+            shown = table(printable_document(document))
+            Console(width=width, highlight=False, markup=False).print(shown)
 
     def present(
         self,
@@ -91,7 +93,7 @@ class Session:
                 try:
                     document = ask()
                 except CallError as error:
-                    typer.echo(f"clustercli: {error}", err=True)
+                    typer.echo(printable(f"clustercli: {error}"), err=True)
                 else:
                     self._show_again(document, table)
                 time.sleep(watch.every)

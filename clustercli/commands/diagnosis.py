@@ -13,6 +13,7 @@ from akv.v1.cluster_pb2_grpc import OperatorServiceStub
 
 from clustercli import render_diagnosis
 from clustercli.call import REFUSED, CallError
+from clustercli.printable import printable
 from clustercli.session import READ_SECONDS, Output, Session, session_of
 
 CHECK_SECONDS = 90.0
@@ -55,7 +56,7 @@ def _follow(session: Session, news: list[dict[str, Any]]) -> None:
         try:
             answer = _ask(session, after=last, limit=0, wait=FOLLOW_SECONDS)
         except CallError as error:
-            typer.echo(f"clustercli: {error}", err=True)
+            typer.echo(printable(f"clustercli: {error}"), err=True)
             time.sleep(RETRY_SECONDS)
             news = []
             continue
@@ -66,7 +67,7 @@ def _print(session: Session, news: list[dict[str, Any]]) -> None:
     """One event a line, never folded."""
     for event in news:
         line = json.dumps(event, ensure_ascii=False)
-        typer.echo(line if session.output is Output.JSON else render_diagnosis.event_line(event))
+        typer.echo(line if session.output is Output.JSON else printable(render_diagnosis.event_line(event)))
 
 
 def _ask(session: Session, after: int, limit: int, wait: float) -> cluster_pb2.ListEventsResponse:

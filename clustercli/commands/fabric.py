@@ -11,6 +11,7 @@ from akv.v1.fleet_pb2_grpc import FleetServiceStub
 from clustercli import render_fabric
 from clustercli.call import REFUSED, CallError
 from clustercli.plain import plain
+from clustercli.printable import printable
 from clustercli.session import READ_SECONDS, Session, session_of
 
 SCAN_SECONDS = 210.0
@@ -49,12 +50,14 @@ def fabric_test(
     rails = [fleet_pb2.Rail()] if tcp else _pair(session, client, server, fabric)
     results = []
     for number, rail in enumerate(rails, start=1):
-        typer.echo(f"rail {number} of {len(rails)}: {render_fabric.rail_text(plain(rail))}", err=True)
+        typer.echo(
+            printable(f"rail {number} of {len(rails)}: {render_fabric.rail_text(plain(rail))}"), err=True
+        )
         request = fleet_pb2.TestRailRequest(
             client_node=client, server_node=server, rail=rail, seconds=seconds, message_bytes=message_bytes
         )
         results.append(_measure(session, request))
-        typer.echo(f"  {render_fabric.result_text(results[-1])}", err=True)
+        typer.echo(printable(f"  {render_fabric.result_text(results[-1])}"), err=True)
     document = {"client_node": client, "server_node": server, "seconds": seconds, "rails": results}
     session.show(document, render_fabric.rails_table)
     if not all(result["grade"] == "good" or (tcp and not result["error"]) for result in results):

@@ -14,6 +14,7 @@ from akv.v1.fleet_pb2_grpc import FleetServiceStub
 
 from clustercli import progress, render_fleet
 from clustercli.plain import plain
+from clustercli.printable import printable_line
 from clustercli.session import (
     CHANGE_SECONDS,
     READ_SECONDS,
@@ -27,6 +28,8 @@ from clustercli.session import (
 
 FOLLOW_SECONDS = 1.0
 LOGS_SECONDS = 30.0
+# Characters; an agent reads 256 KiB, or 5,000 lines, for one answer.
+FULL_ANSWER = 64 << 10
 Name = Annotated[str, typer.Argument(help="Name of the node.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 WaitSeconds = Annotated[float, typer.Option("--for", min=1, max=604800, help="Seconds to wait at most.")]
@@ -83,13 +86,20 @@ def logs(
 def _follow(session: Session, name: str, source: str, cursor: str) -> None:
     """Until interrupted; while the node or the leader is away it waits, and loses nothing."""
     asker = progress.Asker()
+    behind = False
     while True:
-        time.sleep(FOLLOW_SECONDS)
+        time.sleep(0.0 if behind else FOLLOW_SECONDS)
         request = fleet_pb2.GetLogsRequest(node_id=name, source=source, lines=5000, cursor=cursor)
         document = asker.ask(partial(_logs, session, request))
         if document is not None:
             cursor = document["cursor"]
             _print_lines(session, document, follow=True)
+        # More than fits into one answer was written, or will be: what waits may be rotated away.
+        behind = document is not None and _size(document["lines"]) >= FULL_ANSWER
+
+
+def _size(lines: list[str]) -> int:
+    return sum(len(line) + 1 for line in lines)
 
 
 def _logs(session: Session, request: fleet_pb2.GetLogsRequest) -> dict[str, Any]:
@@ -100,7 +110,7 @@ def _print_lines(session: Session, document: dict[str, Any], *, follow: bool) ->
     """As JSON one document, and one a line with --follow."""
     if session.output is Output.TABLE:
         for line in document["lines"]:
-            typer.echo(line)
+            typer.echo(printable_line(line))
     elif not follow:
         session.show(document, str)
     elif document["lines"]:

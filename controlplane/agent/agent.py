@@ -22,7 +22,7 @@ from controlplane.agent.link.link import Link
 from controlplane.agent.loads import LoadMeter
 from controlplane.agent.messages import event_of, running_shard
 from controlplane.agent.report import after, heartbeat_of, must_register
-from controlplane.agent.sampler import Sampler
+from controlplane.agent.sampler import Sampler, in_thread
 from controlplane.agent.settings import INSECURE_LOOPBACK, AgentConfig
 from controlplane.agent.shards.orders import NodeMeans
 from controlplane.agent.shards.shard import Shard
@@ -92,7 +92,7 @@ class Agent:
             "Agent starts", node=facts.node_id, incarnation=facts.incarnation, version=facts.agent_version
         )
         self._cgroups.set_up()
-        await self._weights.clean()
+        in_thread(self._weights.clean)  # not waited for: shards are attended to whatever file system hangs
         await self._supervisor.adopt()
         await self._starts.resume()
         self._inventory.add_lasting(self._supervisor.problems)
@@ -110,9 +110,9 @@ class Agent:
         return register
 
     def opened(self, ack: agent_pb2.Ack) -> None:
-        """Tell each shard's state again: what changed while no stream was open, and ends not told yet."""
+        """Tell each shard's state again: what changed without a stream, and ends not told for sure."""
         for shard in self._supervisor.shards:
-            if not (shard.status.phase.ended and shard.intent.told):
+            if not (shard.status.phase.ended and shard.told_for_sure):
                 self._shard_changed(shard)
         self._starts.tell_again()
 

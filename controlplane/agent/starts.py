@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from akv.v1 import agent_pb2
 
 from controlplane.agent.messages import event_of
+from controlplane.agent.sampler import in_thread
 from controlplane.agent.shards.life import Phase, Status
 from controlplane.agent.shards.orders import NodeMeans, spec_of
 from controlplane.agent.shards.spec import ShardSpec, SpecError
@@ -20,6 +23,7 @@ from controlplane.agent.weights.fetch import FetchError, Source
 from controlplane.base.logging import get_logger
 
 PROGRESS_SECONDS = 2.0
+_PATH = re.compile(r"/[^\s,;:='\"]*")
 
 log = get_logger("starts")
 
@@ -59,6 +63,7 @@ class Starts:
         self._prepare = prepare
         self._tell = tell
         self._waiting: dict[str, Waiting] = {}
+        self._launching: set[str] = set()
         self._untold: dict[str, agent_pb2.AgentMessage] = {}
 
     @property
@@ -85,9 +90,10 @@ class Starts:
         ]
 
     def weights_in_use(self) -> list[str]:
-        """Paths of weights that shards run with or will."""
+        """Paths that shards run with or will: their weights, and whatever their commands name."""
         specs = [shard.spec for shard in self._supervisor.running] + self.waiting
-        return [spec.weights for spec in specs if spec.weights]
+        weights = [spec.weights for spec in specs if spec.weights]
+        return weights + [path for spec in specs for word in spec.argv[1:] for path in paths_in(word)]
 
     async def resume(self) -> None:
         """Go on with what waited when the agent ended."""
@@ -98,11 +104,7 @@ class Starts:
                 self._records.remove(spec.shard_id)  # it was started just before the agent ended
                 continue
             log.info("Start goes on", shard=spec.shard_id, generation=spec.generation)
-            try:
-                _, source = await asyncio.to_thread(self._weights.place, start.source)
-                self._begin(replace(start, spec=self._prepare(spec)), source)
-            except SpecError as error:
-                self._fail(spec, str(error))
+            self._begin(start, self._go_on(start))
 
     async def start(self, order: agent_pb2.StartShard) -> None:
         """Start it, now or once its weights are there. Raises SpecError, ShardRefusedError."""
@@ -111,7 +113,7 @@ class Starts:
             if order.generation <= waiting.spec.generation:
                 return
             self.give_up(order.shard_id, waiting.spec.generation)
-        path, source = await asyncio.to_thread(self._weights.place, order.weights)
+        path, source = await in_thread(lambda: self._weights.place(order.weights))
         known = self._supervisor.find(order.shard_id)
         if known is not None and known.spec.generation == order.generation:
             await self._supervisor.start(known.spec)  # a repeated order; its port is chosen already
@@ -125,12 +127,14 @@ class Starts:
             await asyncio.to_thread(self._records.put, start)
         except OSError as error:
             raise ShardRefusedError(f"its record can't be written: {error}") from error
-        self._begin(start, source)
+        self._begin(start, self._fetch(spec, source))
 
     def give_up(self, shard_id: str, generation: int) -> bool:
-        """Cancel a start that waits; False when none does."""
+        """Cancel a start that waits; False when none does: what is launched is the supervisor's to end."""
         waiting = self._waiting.get(shard_id)
         if waiting is None or (generation and generation != waiting.spec.generation):
+            return False
+        if shard_id in self._launching:
             return False
         del self._waiting[shard_id]
         waiting.task.cancel()
@@ -149,11 +153,22 @@ class Starts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, start: WaitingStart, source: Source | None) -> None:
+    def _begin(self, start: WaitingStart, work: Coroutine[Any, Any, None]) -> None:
         spec = start.spec
-        task = asyncio.create_task(self._fetch(spec, source), name=f"fetch-{spec.shard_id}")
+        task = asyncio.create_task(work, name=f"fetch-{spec.shard_id}")
         self._waiting[spec.shard_id] = Waiting(start, task)
         task.add_done_callback(lambda done: self._done(spec, done))
+
+    async def _go_on(self, start: WaitingStart) -> None:
+        """As an earlier life of the agent would have."""
+        spec = start.spec
+        try:
+            _, source = await in_thread(lambda: self._weights.place(start.source))
+            spec = self._prepare(spec)
+        except SpecError as error:
+            self._fail(spec, str(error))
+            return
+        await self._fetch(spec, source)
 
     async def _fetch(self, spec: ShardSpec, source: Source | None) -> None:
         """Fetch and start; what is there already (source None) is only started."""
@@ -169,11 +184,14 @@ class Starts:
         try:
             if source is not None:
                 await self._weights.fetch(source, progress)
+            self._launching.add(spec.shard_id)
             await self._supervisor.start(spec)
         except (FetchError, SpecError, ShardRefusedError) as error:
             self._fail(spec, str(error))
         else:
             self._records.remove(spec.shard_id)
+        finally:
+            self._launching.discard(spec.shard_id)
 
     def _fail(self, spec: ShardSpec, reason: str) -> None:
         log.warning("Start failed", shard=spec.shard_id, reason=reason)
@@ -189,6 +207,12 @@ class Starts:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("Start failed", shard=spec.shard_id, exc_info=error)
+
+
+def paths_in(word: str) -> set[str]:
+    """Absolute paths that a word of a command may name, as `/a` and `/a/b,c` in `--x=/a/b,c`."""
+    begin = word.find("/")
+    return {word[begin:], *_PATH.findall(word)} if begin >= 0 else set()
 
 
 def _progress(spec: ShardSpec, source: Source, done: int, total: int) -> agent_pb2.AgentMessage:

@@ -22,6 +22,7 @@ async def run_step(
     seconds: float,
     progress: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
+    inherit: Sequence[int] = (),
 ) -> list[str]:
     """Run the command, calling `progress` with each line, and return its last lines. Raises StepError.
 
@@ -31,7 +32,9 @@ async def run_step(
     shown = _shown(words)
     step = step_environment() | dict(environment or {})
     try:
-        async with bounded_process(words, seconds, merged=True, environment=step, shown=shown) as process:
+        async with bounded_process(
+            words, seconds, merged=True, environment=step, inherit=inherit, shown=shown
+        ) as process:
             lines = await last_lines(process, KEPT_LINES, progress)
             code = await process.wait()
     except CommandError as error:

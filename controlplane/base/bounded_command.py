@@ -38,12 +38,14 @@ async def bounded_process(
     *,
     merged: bool = False,
     environment: Mapping[str, str] | None = None,
+    inherit: Sequence[int] = (),
     shown: str = "",
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a command in a session of its own; at the end of the block the whole session is killed.
 
     The block has `seconds` in all. Its output and errors are pipes, with `merged` one. Without `environment`
-    it gets ours. `shown` names it in errors where its first word does not. Raises CommandError.
+    it gets ours. It has the descriptors `inherit` too. `shown` names it in errors where its first word does
+    not. Raises CommandError.
     """
     name = shown or command[0]
     try:
@@ -53,6 +55,7 @@ async def bounded_process(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.PIPE,
             env=environment,
+            pass_fds=inherit,
             start_new_session=True,
             limit=MAX_LINE,
         )

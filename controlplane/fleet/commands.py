@@ -51,6 +51,10 @@ class Commands:
             return None
         return self._open.pop(request_id)
 
+    def forget(self, node_id: str) -> None:
+        """Await nothing of a node any more: it has told anew what it has, answers of before may be lost."""
+        self._open = {key: command for key, command in self._open.items() if command.node_id != node_id}
+
     def overdue(self) -> list[Command]:
         """Commands that were not answered in time; each is given once."""
         now = self._clock()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 from akv.v1 import agent_pb2, fleet_pb2
 
@@ -33,6 +34,8 @@ _SHARD_STATES = {
 # A list of shards has to fit into one message, with the last output of each. A node's has more of it.
 LISTED_LINES = 10
 LISTED_CHARACTERS = 1 << 20
+# Of a node in short.
+SUMMARY_WORDS, SUMMARY_WORD, SUMMARY_PROBLEM = 16, 64, 300
 DEFAULT_START_SECONDS, DEFAULT_DRAIN_SECONDS, DEFAULT_GRACE_SECONDS = 1800.0, 30.0, 10.0
 
 
@@ -62,7 +65,7 @@ def node_summary(term: Term, node: Node, places: Places) -> fleet_pb2.NodeSummar
     )
     if node.facts is not None:
         facts = node.facts
-        summary.agent_version = facts.register.agent_version
+        summary.agent_version = facts.register.agent_version[:SUMMARY_WORD]
         summary.gpus = len(facts.gpus)
         sick = facts.sick_gpus
         summary.gpus_free = sum(
@@ -70,10 +73,17 @@ def node_summary(term: Term, node: Node, places: Places) -> fleet_pb2.NodeSummar
         )
         summary.gpus_unhealthy = len(sick)
         summary.memory_total_bytes = facts.memory_total
-        summary.fabrics.extend(facts.fabric_names)
-        summary.engines.update(facts.engines)
-        summary.problems.extend(_problems(facts))
+        summary.fabrics.extend(_short(facts.fabric_names, SUMMARY_WORD))
+        summary.engines.update(
+            {name[:SUMMARY_WORD]: facts.engines[name][:SUMMARY_WORD] for name in _short(facts.engines)}
+        )
+        summary.problems.extend(_short(_problems(facts), SUMMARY_PROBLEM))
     return summary
+
+
+def _short(words: Iterable[str], characters: int | None = None) -> list[str]:
+    """The first words, each as long as it may be: one node must not make the list of all too long to send."""
+    return [word[:characters] for word in islice(words, SUMMARY_WORDS)]
 
 
 def _problems(facts: NodeFacts) -> list[str]:

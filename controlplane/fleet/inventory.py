@@ -109,15 +109,17 @@ class Inventory:
         if node.state is not NodeState.READY:
             self._move(node, NodeState.READY)
 
-    def expire(self) -> None:
-        """Move the nodes whose silence has lasted long enough."""
-        now = self._clock()
+    def expire(self) -> list[str]:
+        """Move the nodes whose silence has lasted long enough; those that are lost by that."""
+        now, lost = self._clock(), []
         for node in self.nodes.values():
             if node.heard is None and node.state is NodeState.LOST:
                 continue
             state = judge(node.heard, self._led_since, now, self.limits)
             if state is not node.state:
                 self._move(node, state)
+                lost += [node.node_id] if state is NodeState.LOST else []
+        return lost
 
     def awaited(self) -> list[str]:
         """Nodes that the leader must know and has not heard yet, while the time of grace lasts."""

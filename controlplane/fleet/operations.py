@@ -74,20 +74,23 @@ class Operations:
             spec = check_model(documents.read_model(message))
         except CatalogueError as error:
             raise InvalidRequest(f"model not taken: {error}") from None
-        return await self._write(spec)
+        async with self._term.catalogue:
+            return await self._write(spec)
 
     async def scale_model(self, name: str, replicas: int) -> pb.ScaleModelResponse:
         """Set how many replicas are wanted."""
-        try:
-            spec = check_model(replace(self._model(name), replicas=replicas))
-        except CatalogueError as error:
-            raise InvalidRequest(f"model not changed: {error}") from None
-        return pb.ScaleModelResponse(model=(await self._write(spec)).model)
+        async with self._term.catalogue:
+            try:
+                spec = check_model(replace(self._model(name), replicas=replicas))
+            except CatalogueError as error:
+                raise InvalidRequest(f"model not changed: {error}") from None
+            return pb.ScaleModelResponse(model=(await self._write(spec)).model)
 
     async def delete_model(self, name: str) -> pb.DeleteModelResponse:
         """Take a model out of the catalogue."""
-        self._model(name)
-        await self._term.ledger.delete_model(name)
+        async with self._term.catalogue:
+            self._model(name)
+            await self._term.ledger.delete_model(name)
         self._term.wake.set()
         return pb.DeleteModelResponse()
 
@@ -142,6 +145,7 @@ class Operations:
         await self._term.ledger.delete_node(node_id)
         if not self._term.connections.is_open(node_id):  # it may have come back meanwhile
             self._term.inventory.nodes.pop(node_id, None)
+            self._term.shards.forget(node_id)
         self._term.wake.set()
         return pb.ForgetNodeResponse()
 

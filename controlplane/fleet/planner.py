@@ -5,7 +5,7 @@ Doing all actions and planning again ends in a picture for which there is nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from controlplane.fleet.life import AT_REST, Phase, ShardStatus
@@ -147,7 +147,10 @@ def _no_home(picture: Picture, assignment: Assignment) -> str:
 
 
 def _moves(picture: Picture, setbacks: dict[str, dict[str, float]]) -> dict[str, str]:
-    """Replicas that keep failing where they are and have a place elsewhere, and why; noted in `setbacks`."""
+    """Replicas that can't start again where they are and have a place elsewhere, and why.
+
+    Nodes on which they kept failing are noted in `setbacks`.
+    """
     moves: dict[str, str] = {}
     targets: list[Assignment] = []
     for replica, assignment in sorted(picture.assignments.items()):
@@ -156,17 +159,41 @@ def _moves(picture: Picture, setbacks: dict[str, dict[str, float]]) -> dict[str,
             continue
         if is_stable(assignment, picture.statuses, picture.now):
             setbacks.pop(replica, None)
-        failing = failing_nodes(assignment, picture.statuses, picture.now)
         before = setbacks.get(replica, {})
+        dead = _dead_gpus(picture, assignment)
+        if dead and _elsewhere(picture, model, replica, before, targets):
+            moves[replica] = f"GPU {dead[0]} can't be used any more"
+            continue
+        failing = failing_nodes(assignment, picture.statuses, picture.now)
         if not failing or len(before) >= MAX_MOVES or len(moves) >= MOVES_AT_ONCE:
             continue
-        others = [other for name, other in picture.assignments.items() if name != replica]
-        found = Room(picture.nodes.values(), [*others, *targets]).place(model, replica, {*before, *failing})
-        if isinstance(found, Assignment):
-            targets.append(found)
+        if _elsewhere(picture, model, replica, {*before, *failing}, targets):
             setbacks[replica] = {**before, **dict.fromkeys(failing, picture.now + AVOID_SECONDS)}
             moves[replica] = f"it kept failing on {', '.join(failing)}"
     return moves
+
+
+def _dead_gpus(picture: Picture, assignment: Assignment) -> list[str]:
+    """GPUs on which a start is due and that are sick by now, or gone from a node that is there."""
+    dead: list[str] = []
+    for place in assignment.places:
+        node, status = picture.nodes.get(place.node_id), picture.statuses[place.shard_id]
+        if node is None or not node.ready or status.phase not in AT_REST or picture.now < status.retry_at:
+            continue
+        usable = {gpu.uuid for gpu in node.gpus if gpu.usable}
+        dead += [uuid for uuid in place.gpu_uuids if uuid not in usable]
+    return dead
+
+
+def _elsewhere(
+    picture: Picture, model: ModelSpec, replica: str, avoid: Collection[str], targets: list[Assignment]
+) -> bool:
+    """Whether there is room for the replica beside all others; then it is among the `targets` too."""
+    others = [other for name, other in picture.assignments.items() if name != replica]
+    found = Room(picture.nodes.values(), [*others, *targets]).place(model, replica, avoid)
+    if isinstance(found, Assignment):
+        targets.append(found)
+    return isinstance(found, Assignment)
 
 
 def _leave(picture: Picture, assignment: Assignment, result: Plan) -> bool:

@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 
+import grpc
+
 from controlplane.base.backoff import Clock
 from controlplane.base.logging import get_logger
 from controlplane.base.request_errors import RequestError
 from controlplane.fleet import commands
 from controlplane.fleet.commands import Commands
-from controlplane.fleet.connections import Connections
+from controlplane.fleet.connections import Connections, Ending
 from controlplane.fleet.inventory import Inventory
 from controlplane.fleet.life import Phase
 from controlplane.fleet.planner import Drain, Picture, Plan, Start, Stop, plan
@@ -84,7 +86,7 @@ class Reconciler:
 
     async def step(self) -> bool:
         """Look once and do what is to be done; whether there was anything. Raises StoreError."""
-        self._inventory.expire()
+        self._lose_silent()
         self._connections.end_stalled(self._clock(), self._inventory.limits.write)
         await self._save_nodes()
         self._give_up_commands()
@@ -120,6 +122,10 @@ class Reconciler:
             setbacks=self.setbacks,
         )
 
+    def welcomed(self, node_id: str) -> None:
+        """The node's new stream has begun: what it has is told by its Register, and by no answer."""
+        self._commands.forget(node_id)
+
     def answered(self, node_id: str, request_id: str, error: str, gone: bool) -> None:
         """A node's answer to a start, stop or drain."""
         command = self._commands.answered(node_id, request_id)
@@ -145,6 +151,14 @@ class Reconciler:
             return False
         self._trouble = ""
         return acted
+
+    def _lose_silent(self) -> None:
+        """End the streams of nodes that are lost: one that hangs answers pings.
+
+        What it has goes elsewhere now, so before it counts again it has to say what runs there.
+        """
+        silence = f"nothing was heard of this node for {self._inventory.limits.lost:g} s: register anew"
+        self._connections.end_those(self._inventory.expire(), Ending(grpc.StatusCode.ABORTED, silence))
 
     async def _save_nodes(self) -> None:
         known = self._ledger.records.nodes
@@ -173,8 +187,8 @@ class Reconciler:
                 self._shards.ending(
                     command.shard_id, command.generation, "its node did not confirm the start"
                 )
-            elif stray is not None:
-                self.stop_stray(stray)
+            elif stray is not None and self._connections.is_open(command.node_id):
+                self.stop_stray(stray)  # one without a stream tells what it has when it is back
 
     async def _carry_out(self, todo: Plan) -> None:
         if todo.leave:
@@ -222,11 +236,11 @@ class Reconciler:
         return replace(start.assignment, places=places)
 
     def _send_start(self, assignment: Assignment, place: Place) -> None:
-        nodes = self._inventory.nodes
+        nodes = self._inventory.nodes  # without one that was forgotten while the start was written down
         addresses = {
             p.node_id: facts.register.address or facts.register.hostname
             for p in assignment.places
-            if (facts := nodes[p.node_id].facts) is not None
+            if p.node_id in nodes and (facts := nodes[p.node_id].facts) is not None
         }
         request_id = self._commands.sent("start", place)
         message = commands.start_message(request_id, assignment, place, head_address(assignment, addresses))

@@ -57,6 +57,10 @@ class Shards:
                 self._places.pop(place.shard_id, None)
                 self.statuses.pop(place.shard_id, None)
 
+    def forget(self, node_id: str) -> None:
+        """The node is no more, and so are its strays."""
+        self._strays = {key: stray for key, stray in self._strays.items() if key[0] != node_id}
+
     def stray(self, node_id: str, shard_id: str) -> Stray | None:
         """The stray of that id on a node."""
         return self._strays.get((node_id, shard_id))
@@ -81,7 +85,7 @@ class Shards:
         An empty list says as much as a full one: what should run there does not.
         """
         present = {shard.shard_id: shard for shard in running}
-        self._strays = {key: stray for key, stray in self._strays.items() if key[0] != node_id}
+        self.forget(node_id)
         for place in [place for place in self._places.values() if place.node_id == node_id]:
             found = present.get(place.shard_id)
             if found is not None and found.generation == place.generation:

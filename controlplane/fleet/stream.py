@@ -118,6 +118,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         except InvalidRequest as error:
             raise Refused(error.code, str(error)) from None
         self._identify(context, register.node_id)
+        if self._term() is not term:
+            # Its Register took its time, and the leadership did not wait: nobody would ever end this stream.
+            late = standby(self._leader_api())
+            raise Refused(late.code, late.sentence)
         self._admit(term, register, first.sequence)
         return self._greet(term, register), register
 

@@ -45,6 +45,8 @@ class Term:
         self.clock = clock
         self.wall = wall
         self.wake = asyncio.Event()
+        # Held by who changes the catalogue, from its look at what is there to the end of the write.
+        self.catalogue = asyncio.Lock()
         self.inventory = Inventory(limits, changed=self.wake.set, clock=clock, wall=wall)
         self.connections = Connections()
         self.requests = Requests(self.connections)
@@ -81,6 +83,7 @@ class Term:
     def welcome(self, connection: Connection, register: pb.Register) -> None:
         """Make the stream the node's, take over what runs there, and stop what nothing claims."""
         self.connections.attach(connection)
+        self.reconciler.welcomed(connection.node_id)
         for stray in self.shards.adopt(connection.node_id, register.running_shards):
             self.reconciler.stop_stray(stray)
         self.wake.set()
@@ -108,6 +111,8 @@ class Term:
 
     def handle(self, connection: Connection, message: pb.AgentMessage) -> None:
         """Take one message of an open stream, unless it is a duplicate or of an older incarnation."""
+        if connection.ended.done():
+            return  # read before the stream's end reached its reader: nothing counts any more
         node = self.inventory.nodes[connection.node_id]
         kind = message.WhichOneof("message")
         if kind == "register":

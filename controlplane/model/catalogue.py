@@ -12,6 +12,8 @@ MAX_GPUS = 64
 MAX_NODES = 64
 MAX_TEXTS = 256
 MAX_TEXT = 4096
+# Each replica has a record with its profile, and etcd takes 1.5 MiB in a request.
+MAX_MODEL_BYTES = 128 << 10
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -128,6 +130,12 @@ def check_model(spec: ModelSpec) -> ModelSpec:
         raise CatalogueError(f"profiles have one name twice: {', '.join(names)}")
     for profile in spec.profiles:
         _check_profile(profile)
+    size = sum(len(text.encode("utf-8", "replace")) for profile in spec.profiles for text in _texts(profile))
+    if size > MAX_MODEL_BYTES:
+        raise CatalogueError(
+            f"its texts are {size} bytes, at most {MAX_MODEL_BYTES} are taken: put long ones into a file on "
+            "the nodes and name that"
+        )
     return spec
 
 
@@ -156,9 +164,15 @@ def _check_profile(profile: Profile) -> None:
     for variable in profile.environment:
         if not _VARIABLE.fullmatch(variable):
             raise CatalogueError(f"{where}: {variable[:80]!r} is not the name of a variable")
-    texts = (*profile.arguments, *profile.environment.values(), profile.weights, profile.fabric)
-    if any(len(text) > MAX_TEXT or "\0" in text for text in texts):
+    if any(len(text) > MAX_TEXT or "\0" in text for text in _texts(profile)):
         raise CatalogueError(f"{where}: a text is longer than {MAX_TEXT} characters or has a NUL in it")
+
+
+def _texts(profile: Profile) -> Iterator[str]:
+    """The texts of a profile that can be of any length."""
+    yield from (*profile.arguments, *profile.environment, *profile.environment.values())
+    yield from (profile.engine_version, profile.gpu_model, profile.fabric, profile.weights)
+    yield from (profile.health_path, profile.drain_path)
 
 
 def engine_problem(engine: str, version: str, variant: str) -> str:

@@ -154,10 +154,20 @@ class EtcdClient:
         await pool.close()
 
     async def range(
-        self, key: bytes, range_end: bytes = b"", *, seconds: float | None = None
+        self,
+        key: bytes,
+        range_end: bytes = b"",
+        *,
+        limit: int = 0,
+        revision: int = 0,
+        seconds: float | None = None,
     ) -> pb.RangeResponse:
-        """A linearizable read of one key or of the keys up to `range_end`."""
-        return await self.read(lambda e: e.kv.Range, pb.RangeRequest(key=key, range_end=range_end), seconds)
+        """A linearizable read of one key or of the keys up to `range_end`; with a limit, of the first ones.
+
+        With `revision` they are read as they were then.
+        """
+        request = pb.RangeRequest(key=key, range_end=range_end, limit=limit, revision=revision)
+        return await self.read(lambda e: e.kv.Range, request, seconds)
 
     async def get(self, key: bytes, *, seconds: float | None = None) -> pb.KeyValue | None:
         """A linearizable read of one key; None when it does not exist."""

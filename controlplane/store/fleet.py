@@ -6,7 +6,7 @@ fenced by its leadership, and a leader that lost it can't write any more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from akv.etcd import etcd_pb2 as pb
@@ -22,8 +22,12 @@ from controlplane.store.errors import OutcomeUnknown, StoreUnavailable
 from controlplane.store.fleet_records import EngineWanted, FleetRecords
 from controlplane.store.writes import fenced_txn
 
-# etcd takes 128 operations in a transaction; there is a compare for each key, and those of the fence.
+# etcd takes 128 operations in a transaction; there is a compare for each key, and those of the fence. In a
+# request it takes 1.5 MiB.
 _BATCH = 100
+_BATCH_BYTES = 1 << 20
+# Records of one read: with the largest there can be, still less than the client takes in one answer.
+_PAGE = 64
 _TRIES = 4
 _READ_SECONDS = 5.0
 
@@ -54,10 +58,8 @@ class FleetLedger:
 
     async def load(self) -> None:
         """Read everything. What can't be read is named in `records.problems` and left alone."""
-        end = kv.prefix_end(schema.FLEET_PREFIX)
-        answer = await self._client.range(schema.FLEET_PREFIX, end, seconds=_READ_SECONDS)
         found = FleetRecords()
-        for pair in answer.kvs:
+        async for pair in self._read_all():
             self._revisions[pair.key] = pair.mod_revision
             try:
                 _take(found, pair)
@@ -67,6 +69,18 @@ class FleetLedger:
                 if kind == "models":
                     found.unreadable_models.add(name)
         self.records = found
+
+    async def _read_all(self) -> AsyncIterator[pb.KeyValue]:
+        """Every record as it was at one revision."""
+        begin, end, revision, more = schema.FLEET_PREFIX, kv.prefix_end(schema.FLEET_PREFIX), 0, True
+        while more:
+            answer = await self._client.range(
+                begin, end, limit=_PAGE, revision=revision, seconds=_READ_SECONDS
+            )
+            for pair in answer.kvs:
+                yield pair
+                begin = pair.key + b"\0"
+            revision, more = revision or answer.header.revision, answer.more
 
     async def put_model(self, spec: ModelSpec) -> None:
         """Write a model."""
@@ -97,11 +111,10 @@ class FleetLedger:
 
     async def put_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Write replicas' places."""
-        for batch in _batches(assignments):
-            await self.commit(
-                {schema.fleet_assignment_key(a.replica_id): records.encode_assignment(a) for a in batch}
-            )
-            self.records.assignments.update({assignment.replica_id: assignment for assignment in batch})
+        written = [(assignment, records.encode_assignment(assignment)) for assignment in assignments]
+        for batch in _batches(written, lambda record: len(record[1])):
+            await self.commit({schema.fleet_assignment_key(a.replica_id): value for a, value in batch})
+            self.records.assignments.update({assignment.replica_id: assignment for assignment, _ in batch})
 
     async def delete_assignments(self, replicas: Sequence[str]) -> None:
         """Remove replicas' places."""
@@ -168,5 +181,15 @@ def _take(found: FleetRecords, pair: pb.KeyValue) -> None:
             found.engines = records.decode_engines(pair.value)
 
 
-def _batches(items: Sequence[T]) -> list[Sequence[T]]:
-    return [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
+def _batches(items: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
+    """The items in rows that one transaction takes; `size` is what one is in bytes, where that matters."""
+    batch: list[T] = []
+    room = _BATCH_BYTES
+    for item in items:
+        if batch and (len(batch) == _BATCH or size(item) > room):
+            yield batch
+            batch, room = [], _BATCH_BYTES
+        batch.append(item)
+        room -= size(item)
+    if batch:
+        yield batch

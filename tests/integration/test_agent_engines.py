@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
+import sys
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from controlplane.agent.engines import provisioner as provisioner_module
 from controlplane.agent.engines.catalog import EngineKind, Variant
 from controlplane.agent.engines.environment import BrokenError, Environment, Wanted, verify
 from controlplane.agent.engines.provisioner import Provisioner
@@ -121,6 +127,8 @@ async def test_what_fails_says_why_and_is_tried_again_and_replaces_old_versions_
         make_wheel(wheels, "9.0")
         await reached(made, "installed")
         assert set(made.homes["tiny"]) == {"1.0", "5.0", "9.0"}
+        found = {path.name for path in (root / "tiny").iterdir() if path.is_dir()}
+        assert found == {"1.0", "5.0", "9.0"}, "what was set aside is removed"
 
 
 async def test_what_is_not_wanted_any_more_stays_if_it_is_installed_and_is_not_tried_again(
@@ -165,3 +173,74 @@ async def test_what_cannot_be_installed_here(tmp_path: Path) -> None:
             made.want([want])
             await reached(made, "unsupported", reason)
     assert not (tmp_path / "engines").exists()
+
+
+def test_damaged_downloads_are_thrown_away_whatever_is_damaged_in_them(tmp_path: Path) -> None:
+    """A power cut leaves blocks of zeros, a disk changes bytes: how zipfile fails depends on where."""
+    whole = tmp_path / "whole"
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"file-{number}.py", "".join(f"{n} = {n * number}\n" for n in range(500)))
+    data = whole.read_bytes()
+    random = Random(1)
+    for _ in range(400):
+        damaged, begin = bytearray(data), random.randrange(len(data))
+        end = min(len(data), begin + random.choice((1, 4, 64, 512)))
+        filling = b"\0" * (end - begin) if random.random() < 0.3 else random.randbytes(end - begin)
+        damaged[begin:end] = filling
+        (tmp_path / "wheels").mkdir(exist_ok=True)
+        (tmp_path / "wheels" / "a.whl").write_bytes(damaged)
+        provisioner_module._drop_damaged(tmp_path / "wheels")
+    (tmp_path / "wheels" / "a.whl").write_bytes(data[:-100])
+    (tmp_path / "wheels" / "b.whl").write_bytes(data)
+    hole = bytearray(data)
+    hole[100:600] = bytes(500)
+    (tmp_path / "wheels" / "c.whl").write_bytes(hole)
+    provisioner_module._drop_damaged(tmp_path / "wheels")
+    assert [path.name for path in (tmp_path / "wheels").iterdir()] == ["b.whl"]
+
+
+@pytest.mark.parametrize("record", [b"\xff,sha256=x,1\n", b"x" * 200_000 + b",sha256=x,1\n"])
+def test_a_list_of_files_that_can_not_be_read_is_no_installation(tmp_path: Path, record: bytes) -> None:
+    environment = Environment(tmp_path, Wanted("tiny", "1.0"))
+    info = environment.path / "lib/python3.11/site-packages/tiny_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "RECORD").write_bytes(record)
+    with pytest.raises(BrokenError, match=r"the RECORD of tiny_engine-1\.0\.dist-info can't be read"):
+        verify(environment, "tiny-engine")
+
+
+_KILLED = """
+import asyncio, sys
+from pathlib import Path
+from controlplane.agent.engines import provisioner
+from tests.integration.test_agent_engines import Wanted, kind
+provisioner._make_venv = lambda: ("/bin/sh", "-c", "echo $$ > {pid}; exec sleep 600", "sh")
+async def main():
+    made = provisioner.Provisioner(Path("{root}"), {{"tiny": kind(Path("{wheels}"))}}, lambda: None)
+    made.want([Wanted("tiny", "1.0")])
+    await made.run()
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_agent_began_to_install_is_not_joined_in(tmp_path: Path) -> None:
+    wheels, root, pid = tmp_path / "wheels", tmp_path / "engines", tmp_path / "pid"
+    wheels.mkdir()
+    script = _KILLED.format(pid=pid, root=root, wheels=wheels)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[2])
+    try:
+        await eventually(lambda: pid.exists() and pid.read_text().strip() != "", "it installs", SECONDS)
+    finally:
+        killed.kill()
+        await killed.wait()
+    left = int(pid.read_text())
+    try:
+        async with provisioner(root, kind(wheels)) as made:
+            made.want([Wanted("tiny", "1.0")])
+            await reached(made, "failed", "what another agent, or an earlier one, began is at work on it")
+            os.kill(left, signal.SIGKILL)
+            await reached(made, "failed", "tiny-engine==1.0")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)

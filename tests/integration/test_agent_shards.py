@@ -14,7 +14,7 @@ import pytest
 
 from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.process import identify, is_running
-from controlplane.agent.shards.supervisor import ShardRefusedError
+from controlplane.agent.shards.supervisor import ShardRefusedError, Supervisor
 from tests.support.addresses import LoopbackNet
 from tests.support.shards import engine_spec, get, phase, post, supervisor
 from tests.support.waiting import eventually
@@ -231,3 +231,48 @@ async def test_a_stop_in_the_middle_of_the_start(shard_root: Path, loopback_net:
         await keeper.start(spec)
         await keeper.stop("m-0-0")
         await phase(keeper, "m-0-0", Phase.STOPPED)
+
+
+async def test_an_engine_that_floods_its_output_obeys_a_stop_and_fills_no_disk(
+    shard_root: Path, loopback_net: LoopbackNet
+) -> None:
+    """It writes faster than its output is kept, without a line's end."""
+    flood = ("/bin/sh", "-c", "exec tr '\\0' x < /dev/zero")
+    spec = engine_spec(
+        loopback_net, argv=flood, health_path="", stop_seconds=60.0, log_bytes=1 << 16, log_files=2
+    )
+    async with supervisor(shard_root) as keeper:
+        await keeper.start(spec)
+        shard = await phase(keeper, "m-0-0", Phase.RUNNING)
+        await eventually(lambda: shard.directory.log.with_name("output.log.1").exists(), "it floods")
+        await keeper.stop("m-0-0")
+        await phase(keeper, "m-0-0", Phase.STOPPED)
+        assert shard.status.exit_code == 128 + signal.SIGTERM
+        kept = sum(path.stat().st_size for path in shard.directory.path.glob("output.log*"))
+        assert 0 < kept <= 2 << 16
+        assert set(shard.status.last_output) == {"x"}
+
+
+async def test_starts_and_stops_that_come_together_are_done_in_their_order(
+    shard_root: Path, loopback_net: LoopbackNet
+) -> None:
+    told: list[tuple[str, int]] = []
+    keeper = Supervisor(shard_root, lambda shard: told.append((shard.spec.shard_id, shard.spec.generation)))
+    await keeper.adopt()
+    specs = [engine_spec(loopback_net, name, "--warm-up", "600", gpu_uuids=("GPU-1",)) for name in ("a", "b")]
+    try:
+        starts = [asyncio.create_task(keeper.start(spec)) for spec in specs]
+        await asyncio.sleep(0)
+        stop = asyncio.create_task(keeper.stop("a", generation=1))
+        first, second = await asyncio.gather(*starts, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, ShardRefusedError)
+        assert await stop, "the stop found what was being started"
+        await phase(keeper, "a", Phase.STOPPED)
+        await keeper.start(replace(specs[0], generation=2))
+        told.clear()
+        with pytest.raises(ShardRefusedError, match="start 2 of it still runs"):
+            await keeper.start(replace(specs[0], generation=3))
+        assert told == [("a", 2)], "who asks for another start is told of the one that runs"
+    finally:
+        await keeper.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,10 @@ import grpc
 import pytest
 from akv.v1 import agent_pb2 as pb
 
+from controlplane.agent import agent as agent_module
+from controlplane.agent import sampler
 from controlplane.agent.engines.environment import Environment, Wanted
+from controlplane.agent.shards import shard as shard_module
 from tests.support.addresses import LoopbackNet, free_port
 from tests.support.agent_leader import Stream, leader
 from tests.support.agents import agent, write_config
@@ -174,8 +178,8 @@ async def test_it_survives_refusals_and_dead_hosts(agent_folder: Path, loopback_
             await lead.stream()
 
 
-async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
-    agent_folder: Path, loopback_net: LoopbackNet
+async def test_what_ended_while_no_leader_listened_is_told_until_it_was_surely_heard(
+    agent_folder: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port(loopback_net.host(1))
     async with agent(write_config(agent_folder, "gpu-1", f"{loopback_net.host(1)}:{port}")) as running:
@@ -195,9 +199,42 @@ async def test_what_ended_while_no_leader_listened_is_told_once_one_does(
             assert (event.exit_code, list(event.last_output)) == (7, ["last words"])
             assert not stream.register.running_shards
             lead.end_all()
-            again = await lead.stream(1)
+            event = await (await lead.stream(1)).event(pb.SHARD_STATE_FAILED)
+            assert event.exit_code == 7, "the stream on which it was told may have been dead already"
+            monkeypatch.setattr(shard_module, "DEAD_STREAM_SECONDS", 0.0)
+            lead.end_all()
+            again = await lead.stream(2)
             await again.wait("heartbeat")
             assert again.of_kind("shard_event") == []
+
+
+async def test_a_file_system_that_hangs_keeps_no_agent_from_its_leader(
+    agent_folder: Path, loopback_net: LoopbackNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at its start, when it cleans up its weights: a pipe without a writer stands for it."""
+    monkeypatch.setattr(agent_module, "FIRST_LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(sampler, "STUCK_SECONDS", 0.5)
+    mounts = agent_folder / "proc" / "self" / "mountinfo"
+    mounts.parent.mkdir(parents=True)
+    os.mkfifo(mounts)
+    (agent_folder / "weights").mkdir()
+    async with leader(loopback_net.host(1)) as lead:
+        roots = [{"path": str(agent_folder / "weights")}]
+        config = write_config(
+            agent_folder, "gpu-1", lead.address, weight_roots=roots, proc_root=str(agent_folder / "proc")
+        )
+        async with agent(config):
+            stream = await lead.stream()
+            told = await stream.wait("heartbeat", lambda beat: "weights: no answer" in str(beat.new_problems))
+            assert not told.HasField("weights")
+            start = order()
+            start.weights = "somewhere"
+            for number in range(20):  # each looks for its weights, and hangs
+                start.shard_id = f"m-{number}-0"
+                stream.send(start_shard=start)
+            await started(stream, order("n-0-0"))
+    with open(mounts, "w"):  # noqa: ASYNC230 - let the threads end
+        pass
 
 
 async def test_logs_of_agent_and_shard_by_cursor(agent_folder: Path, loopback_net: LoopbackNet) -> None:

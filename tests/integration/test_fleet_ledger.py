@@ -10,7 +10,15 @@ import pytest
 import pytest_asyncio
 from akv.etcd import etcd_pb2 as etcd_pb
 
-from controlplane.model.catalogue import Assignment, ModelSpec, NodeRecord, Place, Profile
+from controlplane.model.catalogue import (
+    Assignment,
+    CatalogueError,
+    ModelSpec,
+    NodeRecord,
+    Place,
+    Profile,
+    check_model,
+)
 from controlplane.store import fleet as fleet_store
 from controlplane.store import fleet_records, kv, schema
 from controlplane.store.client import EtcdClient
@@ -75,6 +83,29 @@ async def test_a_new_leader_reads_what_the_last_one_wrote(client: EtcdClient) ->
     assert (read.records.models, read.records.assignments) == ({}, {})
     assert len(read.records.nodes) == 249
     await second.lease.close()
+
+
+async def test_many_large_records_are_written_and_read_back(client: EtcdClient) -> None:
+    """Together they are more than etcd takes in a request, and than the client takes in an answer."""
+    words = tuple(f"{n:03}" + "\x01" * 4000 for n in range(32))  # a control character is six in JSON
+    model = check_model(ModelSpec("m", 120, (Profile("p", "vllm", arguments=words),)))
+    assignments = {
+        name: Assignment(name, "m", model.profiles[0], (Place(f"m-{n}-0", "gpu-1", 0, ()),))
+        for n, name in enumerate(model.replica_ids())
+    }
+    leadership = await lead(client)
+    ledger = FleetLedger(client, leadership)
+    await ledger.load()
+    await ledger.put_model(model)
+    await ledger.put_assignments(list(assignments.values()))
+    read = FleetLedger(client, leadership)
+    await read.load()
+    assert read.records.problems == []
+    assert read.records.assignments == assignments
+    await ledger.delete_assignments(list(assignments))
+    await leadership.lease.close()
+    with pytest.raises(CatalogueError, match="its texts are 132000 bytes"):
+        check_model(replace(model, profiles=(replace(model.profiles[0], arguments=("x" * 4000,) * 33),)))
 
 
 async def test_who_lost_the_leadership_writes_nothing(client: EtcdClient) -> None:

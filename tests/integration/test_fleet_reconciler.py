@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from akv.v1 import agent_pb2 as pb
 from akv.v1 import fleet_pb2
 
 from controlplane.fleet import commands, life
-from tests.support.fleet import SECONDS, FleetHost, RunningAgent
+from controlplane.model.catalogue import Assignment, ModelSpec
+from tests.support.etcd import EtcdCluster
+from tests.support.fleet import SECONDS, FleetHost, RunningAgent, leading
 from tests.support.fleet_scene import agent_of, apply, model, until
+from tests.support.manual_clock import ManualClock
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("quick_planning")
@@ -184,6 +188,103 @@ async def test_a_start_that_its_node_does_not_confirm_is_taken_back(
         failed = await until(host, "m-0-0", pb.SHARD_STATE_FAILED, failures=1)
         assert failed.reason == "its node did not confirm the start"
         assert len(agent.of_kind("start_shard")) == 1
+
+
+async def test_a_start_whose_answer_was_lost_with_its_stream_goes_on(etcd: EtcdCluster) -> None:
+    """Its node tells in the next Register that it has it; that no answer comes any more says nothing."""
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, agent_of(host) as agent:
+        agent.on_message = None
+        await agent.connect()
+        await apply(host, model())
+        start = await agent.hear("start_shard")
+        agent.shards["m-0-0"] = pb.RunningShard(
+            shard_id="m-0-0",
+            generation=start.generation,
+            state=pb.SHARD_STATE_STARTING,
+            gpu_uuids=start.gpu_uuids,
+        )
+        await agent.drop()
+        await agent.connect()
+        await agent.hear("ack", count=2)
+        clock.now += 31
+        await agent.say(heartbeat=pb.Heartbeat())
+        host.term.wake.set()
+        awaited = host.term.reconciler._commands
+        await eventually(lambda: len(awaited) == 0, "no answer is awaited", SECONDS)
+        await agent.serve("m-0-0")
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, generation=start.generation)
+        assert agent.of_kind("stop_shard") == []
+
+
+async def test_a_shard_whose_gpu_is_sick_or_gone_goes_to_another_of_its_node(host: FleetHost) -> None:
+    async with agent_of(host, gpus=3) as agent:
+        await agent.connect()
+        await apply(host, model())
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
+        await agent.say(heartbeat=pb.Heartbeat(new_problems=[pb.Problem(text="xid 79", gpu_index=0)]))
+        await agent.crash("m-0-0")
+        await eventually(lambda: len(agent.starts) == 2, "it is started again", SECONDS)
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING)
+        left = agent.description()
+        del left.gpus[:2]
+        await agent.say(register=left)
+        await agent.crash("m-0-0")
+        await eventually(lambda: len(agent.starts) == 3, "it is started again", SECONDS)
+        used = [list(start.gpu_uuids) for start in agent.starts]
+        assert used == [["gpu-1-gpu0"], ["gpu-1-gpu1"], ["gpu-1-gpu2"]]
+
+
+async def test_a_node_that_is_forgotten_while_a_start_is_written_down_harms_nothing(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = host.term.ledger
+    write = ledger.put_assignments
+    async with agent_of(host, "a") as a, agent_of(host, "b") as b, host.operator() as stub:
+
+        async def slowly(assignments: Sequence[Assignment]) -> None:
+            """The start is on record, and its node is gone before it was told."""
+            await write(assignments)
+            if any(place.generation for one in assignments for place in one.places):
+                monkeypatch.setattr(ledger, "put_assignments", write)
+                await a.drop()
+                await eventually(lambda: not host.term.connections.is_open("a"), "it is away", SECONDS)
+                await stub.ForgetNode(fleet_pb2.ForgetNodeRequest(node_id="a"), timeout=SECONDS)
+
+        await a.connect()
+        await a.hear("ack")
+        monkeypatch.setattr(ledger, "put_assignments", slowly)
+        await apply(host, model())
+        await eventually(lambda: "a" not in host.term.inventory.nodes, "it is forgotten", SECONDS)
+        await b.connect()
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="b")
+
+
+async def test_changes_of_a_model_that_come_together_lose_nothing(
+    host: FleetHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await apply(host, model())
+    ledger = host.term.ledger
+    write = ledger.put_model
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(spec: ModelSpec) -> None:
+        monkeypatch.setattr(ledger, "put_model", write)
+        entered.set()
+        await go_on.wait()
+        await write(spec)
+
+    monkeypatch.setattr(ledger, "put_model", slowly)
+    async with host.operator() as stub:
+        applied = asyncio.create_task(apply(host, model(arguments=["--new"])))
+        await entered.wait()
+        request = fleet_pb2.ScaleModelRequest(name="m", replicas=3)
+        scaled = asyncio.ensure_future(stub.ScaleModel(request, timeout=SECONDS))
+        await asyncio.sleep(0.1)  # enough for it to look at what is there, were it not to wait
+        go_on.set()
+        assert (await applied).model.revision == 2
+        found = (await scaled).model
+    assert (found.revision, found.replicas, list(found.profiles[0].arguments)) == (3, 3, ["--new"])
 
 
 async def test_how_a_shard_ended_while_its_node_had_no_stream_is_still_told(

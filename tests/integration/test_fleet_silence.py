@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 
+import grpc
 import pytest
 from akv.v1 import agent_pb2 as pb
+from akv.v1 import fleet_pb2
 
 from controlplane.fleet.liveness import NodeState
 from tests.support.etcd import EtcdCluster
@@ -58,6 +60,57 @@ async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_
         assert list(b.shards) == ["m-0-0"]
         kinds = [event.change.kind for event in host.term.inventory.nodes["a"].events]
         assert kinds == ["ready", "registered", "suspect", "lost", "ready", "registered"]
+
+
+async def test_a_lost_node_whose_stream_is_open_begins_anew_before_it_counts_again(
+    etcd: EtcdCluster,
+) -> None:
+    """A node that hangs answers pings. What it still runs when it goes on is nobody's any more."""
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host, agent_of(host, "a") as a, agent_of(host, "b") as b:
+        await a.connect()
+        await apply(host, model())
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="a")
+        await b.connect()
+        await b.hear("ack")
+        for _ in range(2):
+            clock.now += 60
+            await beat(host, b)
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="b")
+        await eventually(a.ended.is_set, "the stream of a is ended", SECONDS)
+        code, words = await a.status()
+        assert code is grpc.StatusCode.ABORTED
+        assert words == "nothing was heard of this node for 120 s: register anew"
+        await a.say(heartbeat=pb.Heartbeat())
+        await a.connect()
+        assert (await a.hear("stop_shard")).shard_id == "m-0-0"
+        await eventually(lambda: not a.shards, "the old shard is gone", SECONDS)
+        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="b")
+
+
+async def test_a_stray_of_a_node_that_is_away_is_told_to_stop_when_the_node_is_back(
+    etcd: EtcdCluster,
+) -> None:
+    clock = ManualClock()
+    stray = pb.RunningShard(shard_id="x-0-0", generation=3, state=pb.SHARD_STATE_RUNNING)
+    async with leading(etcd, clock=clock) as host, agent_of(host) as agent:
+        agent.on_message = None
+        agent.shards["x-0-0"] = stray
+        await agent.connect()
+        await agent.hear("stop_shard")
+        await agent.drop()
+        await eventually(lambda: not host.term.connections.is_open("gpu-1"), "it is away", SECONDS)
+        awaited = host.term.reconciler._commands
+        clock.now += 31
+        host.term.wake.set()
+        await eventually(lambda: len(awaited) == 0, "nobody waits for it", SECONDS)
+        await agent.connect()
+        await agent.hear("stop_shard", count=2)
+        await agent.drop()
+        await eventually(lambda: not host.term.connections.is_open("gpu-1"), "it is away", SECONDS)
+        async with host.operator() as stub:
+            await stub.ForgetNode(fleet_pb2.ForgetNodeRequest(node_id="gpu-1"), timeout=SECONDS)
+        assert host.term.shards.stray("gpu-1", "x-0-0") is None
 
 
 async def test_a_suspended_agent_gets_nothing_new_and_keeps_what_it_has(etcd: EtcdCluster) -> None:

@@ -248,8 +248,10 @@ async def stall(host: FleetHost, agent: SimAgent) -> None:
 async def give_up(host: FleetHost, clock: ManualClock, node_id: str) -> None:
     """Let time pass until the leader waits for the node no more."""
 
+    end = clock.now + host.term.limits.lost - 1  # silence is not what is to end it
+
     def given_up() -> bool:
-        clock.now += 1
+        clock.now = min(clock.now + 1, end)
         host.term.wake.set()
         return not host.term.connections.is_open(node_id)
 
@@ -344,5 +346,25 @@ async def test_streams_end_when_the_leadership_does(host: FleetHost) -> None:
             assert code is grpc.StatusCode.UNAVAILABLE
             assert other.api in words
             assert await agent.leader_hint() == other.api
+    finally:
+        await other.stop()
+
+
+async def test_who_registers_only_after_the_leadership_is_lost_is_not_taken(host: FleetHost) -> None:
+    """Nobody would end its stream, and it would take the host for the leader for ever."""
+    other = FleetHost("host-2")
+    await other.start()
+    try:
+        alone, term = handlers(), host.term
+        async with host.agent() as agent:
+            agent.open()
+            await eventually(lambda: handlers() > alone, "the host waits for its Register", SECONDS)
+            await host.resign(other)
+            await agent.say(register=agent.description())
+            code, words = await ending(agent)
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert words == f"this host is a standby: connect to the leader at {other.api}"
+            assert await agent.leader_hint() == other.api
+            assert term.connections.nodes() == []
     finally:
         await other.stop()

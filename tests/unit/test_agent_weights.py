@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.agent.starts import paths_in
 from controlplane.agent.weights import removal, roots
 from controlplane.agent.weights.removal import KeptError, empty_trash, remove_weights
 from controlplane.agent.weights.roots import WeightRoot, read_weights, resolve_roots, size_of
@@ -247,3 +248,64 @@ def test_more_weights_than_one_message_holds_are_not_all_told(
         (tmp_path / f"w{number}").write_bytes(b"x")
     told = roots.read_weights([roots.WeightRoot(tmp_path, tmp_path, shared=False)])
     assert [Path(one.path).name for one in told] == ["w0", "w1", "w2"]
+
+
+def test_names_that_are_no_utf8_hide_nothing(node: Node) -> None:
+    """They can't be sent as they are, and the other weights have to be told all the same."""
+    name = os.fsdecode(b"caf\xe9")
+    (node.root / name).write_bytes(b"z" * 4096)
+    found = [weights.path for weights in read_weights(node.roots)]
+    assert found == [f"{node.root}/caf\\xe9", str(node.root / "model"), str(node.shared / "model")]
+    (node.root / name).unlink()
+    (node.root / name).symlink_to(node.root / "model")
+    with pytest.raises(KeptError, match=r"caf\\xe9 leads to it") as kept:
+        node.remove(node.root / "model")
+    str(kept.value).encode()
+
+
+def test_a_folder_that_was_bound_in_on_the_way_is_kept(node: Node, tmp_path: Path) -> None:
+    """It is of the same file system, so that nothing but the mount tells."""
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    line = f"30 1 8:1 /srv/shared {node.root}/model rw,relatime shared:1 - ext4 /dev/sda rw\n"
+    (proc / "self" / "mountinfo").write_text(line)
+    with pytest.raises(KeptError, match="mounted at"):
+        remove_weights(str(node.root / "model" / "file"), node.roots, (), proc)
+    assert (node.root / "model" / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("{root}/model", True),
+        ("--model={root}/model/file", True),
+        ("--draft={root}/other,{root}/model/file", True),
+        ("{root}", True),
+        ("/", False),
+        ("{root}/mode", False),
+        ("https://host{root}/model", False),
+    ],
+)
+def test_weights_that_a_command_names_are_in_use(node: Node, word: str, kept: bool) -> None:
+    used = paths_in(word.format(root=node.root))
+    if kept:
+        with pytest.raises(KeptError, match="a shard uses"):
+            node.remove(node.root / "model", *used)
+    else:
+        node.remove(node.root / "model", *used)
+    assert (node.root / "model").exists() == kept
+
+
+def test_the_trash_of_this_life_is_not_taken_for_that_of_an_earlier_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is cleaned up beside removals that are under way."""
+    delete = removal._delete
+
+    def slowly(name: str, parent: int) -> None:
+        empty_trash(node.roots)
+        delete(name, parent)
+
+    monkeypatch.setattr(removal, "_delete", slowly)
+    assert node.remove(node.root / "model") == 4096
+    assert list(node.root.iterdir()) == []

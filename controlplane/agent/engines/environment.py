@@ -117,9 +117,12 @@ def _listed(info: Path) -> Iterator[tuple[str, str]]:
     """Files of a package's RECORD with their digests; the few without one are left out."""
     try:
         text = (info / "RECORD").read_text(encoding="utf-8")
+        rows = list(csv.reader(text.splitlines()))
     except OSError as error:
         raise BrokenError(f"{info.name} has no RECORD: {error.strerror}") from error
-    for row in csv.reader(text.splitlines()):
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BrokenError(f"the RECORD of {info.name} can't be read: {error}") from error
+    for row in rows:
         if len(row) == 3 and row[1].startswith("sha256="):
             yield row[0], row[1].removeprefix("sha256=")
 

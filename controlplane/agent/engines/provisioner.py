@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import lzma
 import os
 import shutil
 import sys
+import time
 import zipfile
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +35,12 @@ STEP_SECONDS = 4 * 3600.0
 PROBE_SECONDS = 600.0
 FIRST_RETRY, LONGEST_RETRY = 60.0, 3600.0
 DETAIL_CHARACTERS = 400
+_SET_ASIDE = ".removed-"
+
+RunStep = Callable[..., Awaitable[list[str]]]
+
+# What zipfile raises for archives with blocks that were lost or changed. Each was seen in the test.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
 
 log = get_logger("engines")
 
@@ -116,8 +126,9 @@ class Provisioner:
         except (StepError, BrokenError, OSError) as error:
             self._say(wanted, "failed", str(error))
             return False
-        self._prune(wanted.engine)
+        self._set_old_aside(wanted.engine)
         self._look()
+        await asyncio.to_thread(_remove_set_aside, environment.path.parent)
         self._say(wanted, "installed")
         return True
 
@@ -126,39 +137,40 @@ class Provisioner:
         lock = os.open(environment.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            await self._steps(kind, environment)
+            # pip has the lock too: should this agent be killed, what it began goes on and must be alone.
+            await self._steps(kind, environment, partial(run_step, inherit=(lock,)))
         except BlockingIOError:
-            raise StepError("another agent installs it at this moment") from None
+            raise StepError("what another agent, or an earlier one, began is at work on it") from None
         finally:
             os.close(lock)
 
-    async def _steps(self, kind: EngineKind, environment: Environment) -> None:
+    async def _steps(self, kind: EngineKind, environment: Environment, run: RunStep) -> None:
         wanted, pip = environment.wanted, _pip_for(environment)
         what = self._requirement(kind, environment)
         variant = kind.variants.get(wanted.variant, Variant())
         self._say(wanted, "downloading", "making the environment")
-        await run_step((*_make_venv(), "--clear", environment.path), seconds=PROBE_SECONDS)
+        await run((*_make_venv(), "--clear", environment.path), seconds=PROBE_SECONDS)
         await asyncio.to_thread(_drop_damaged, environment.wheels)
         more = (*kind.pip_arguments, *variant.pip_arguments)
         local = ("--find-links", environment.wheels)
         # `wheel` and not `download`: what has no wheel is built here, with what its build needs.
-        await run_step(
+        await run(
             (*pip, "wheel", "--wheel-dir", environment.wheels, *local, *more, *what),
             seconds=STEP_SECONDS,
             progress=lambda line: self._say(wanted, "downloading", line),
             environment=variant.environment,
         )
         self._say(wanted, "installing")
-        await run_step(
+        await run(
             (*pip, "install", "--no-index", *local, *what),
             seconds=STEP_SECONDS,
             progress=lambda line: self._say(wanted, "installing", line),
         )
         self._say(wanted, "verifying")
         packages = await asyncio.to_thread(verify, environment, kind.package)
-        await run_step(kind.filled(kind.probe, wanted.version, environment.path), seconds=PROBE_SECONDS)
+        await run(kind.filled(kind.probe, wanted.version, environment.path), seconds=PROBE_SECONDS)
         environment.finish(packages)
-        shutil.rmtree(environment.wheels, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, environment.wheels, ignore_errors=True)
 
     def _requirement(self, kind: EngineKind, environment: Environment) -> tuple[str, ...]:
         if kind.requirements:
@@ -166,8 +178,8 @@ class Provisioner:
             return ("--require-hashes", "--only-binary", ":all:", "--requirement", file)
         return kind.filled((kind.requirement,), environment.wanted.version, environment.path)
 
-    def _prune(self, engine: str) -> None:
-        """Remove old versions that no shard runs and that are not among the newest."""
+    def _set_old_aside(self, engine: str) -> None:
+        """Take away old versions that no shard runs and that are not among the newest."""
         keep = {wanted.folder for wanted in self._wanted.values() if wanted.engine == engine}
         keep |= {version for name, version in self._in_use() if name == engine}
         others = [
@@ -179,7 +191,7 @@ class Provisioner:
         others.sort(key=lambda path: path.stat().st_mtime)
         for path in others[: max(0, len(others) - self._kept_versions)]:
             log.info("Old engine removed", engine=engine, version=path.name)
-            shutil.rmtree(path, ignore_errors=True)
+            os.rename(path, path.with_name(f"{_SET_ASIDE}{time.time_ns()}-{path.name}"))
 
     def _look(self) -> None:
         found = installed(self._root, self._kinds)
@@ -202,6 +214,12 @@ class Provisioner:
             log.info("Engine", engine=wanted.engine, version=wanted.version, state=state, detail=said.detail)
         self._states[wanted.engine] = said
         self._changed()
+
+
+def _remove_set_aside(folder: Path) -> None:
+    """Remove what was set aside, now or earlier. It has many thousand files: not for the event loop."""
+    for path in folder.glob(f"{_SET_ASIDE}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _make_venv() -> tuple[str, ...]:
@@ -228,10 +246,14 @@ def _drop_damaged(wheels: Path) -> None:
     """Downloads of an earlier try are used again, but not what a power cut left of them."""
     wheels.mkdir(exist_ok=True)
     for path in wheels.iterdir():
-        try:
-            with zipfile.ZipFile(path) as archive:
-                whole = archive.testzip() is None
-        except (zipfile.BadZipFile, OSError, EOFError):
-            whole = False
-        if not whole:
+        if not _is_whole(path):
             path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an archive can be read to its end; what is damaged in it decides how that fails."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except _DAMAGE:
+        return False

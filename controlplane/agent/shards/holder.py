@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,8 @@ from controlplane.agent.shards.spec import ShardSpec
 LOCK_SECONDS = 5.0
 RECORD_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
+# Of output, before signals are obeyed again.
+BLOCKS_AT_ONCE = 16
 _TAKEN, _UNUSABLE = 3, 4
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -105,8 +108,8 @@ class Holder:
         return status
 
     def _copy(self, output: int) -> bool:
-        """Keep what the pipe holds; False at its end."""
-        for data in drain_pipe(output):
+        """Keep what the pipe holds, but not for ever, from an engine that writes faster; False at its end."""
+        for data in islice(drain_pipe(output), BLOCKS_AT_ONCE):
             if not data:
                 return False
             self._log.write(data)

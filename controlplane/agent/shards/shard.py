@@ -25,6 +25,8 @@ DRAIN_POLL = 0.5
 QUIET_POLLS = 2
 # What a holder may take beyond the engine's grace, before this process ends both.
 HOLDER_MARGIN = 15.0
+# No stream whose other end is gone is taken for alive any longer.
+DEAD_STREAM_SECONDS = 60.0
 
 log = get_logger("shards")
 
@@ -50,6 +52,7 @@ class Shard:
         self._patience = patience
         self._holder: ProcessId | None = None
         self._launch_error = ""
+        self._told_at = float("-inf")
         self._saving = threading.Lock()
         self._work: dict[str, asyncio.Task[None]] = {}
 
@@ -93,8 +96,14 @@ class Shard:
             await self._wish("drain")
             self._begin("drain", self._drain(seconds))
 
+    @property
+    def told_for_sure(self) -> bool:
+        """Whether the end was sent to a leader, and not just now: then it may have met a dead stream."""
+        return self.intent.told and time.monotonic() - self._told_at >= DEAD_STREAM_SECONDS
+
     async def mark_told(self) -> None:
         """The end was sent to a leader."""
+        self._told_at = time.monotonic()
         if not self.intent.told:
             self.intent = replace(self.intent, told=True)
             await self._save_intent()

@@ -41,6 +41,8 @@ class Supervisor:
         self._patience = patience or Patience()
         self._shards: dict[str, Shard] = {}
         self._tasks: dict[Shard, asyncio.Task[None]] = {}
+        # From a start's look at the other shards until it is one of them.
+        self._starting = asyncio.Lock()
         self.problems: list[str] = []
 
     @property
@@ -67,33 +69,34 @@ class Supervisor:
 
     async def start(self, spec: ShardSpec) -> None:
         """Start it; a repeated order changes nothing. Raises ShardRefusedError."""
-        old = self._shards.get(spec.shard_id)
-        if old is not None and old.spec.generation >= spec.generation:
-            if old.spec.generation > spec.generation:
-                raise ShardRefusedError(f"start {spec.generation} is older than {old.spec.generation}")
-            self._changed(old)
-            return
-        self._refuse_conflicts(spec)
-        token = secrets.token_hex(16)
-        directory = ShardDir(self._root / spec.shard_id)
-        try:
-            await asyncio.to_thread(directory.create, spec, token)
-        except OSError as error:
-            raise ShardRefusedError(f"its record can't be written: {error}") from error
-        log.info("Shard starts", shard=spec.shard_id, generation=spec.generation, command=spec.argv[0])
-        self._keep(Shard(directory, spec, token, self._changed, self._patience), launch=True)
+        async with self._starting:
+            old = self._shards.get(spec.shard_id)
+            if old is not None and old.spec.generation >= spec.generation:
+                if old.spec.generation > spec.generation:
+                    raise ShardRefusedError(f"start {spec.generation} is older than {old.spec.generation}")
+                self._changed(old)
+                return
+            self._refuse_conflicts(spec)
+            token = secrets.token_hex(16)
+            directory = ShardDir(self._root / spec.shard_id)
+            try:
+                await asyncio.to_thread(directory.create, spec, token)
+            except OSError as error:
+                raise ShardRefusedError(f"its record can't be written: {error}") from error
+            log.info("Shard starts", shard=spec.shard_id, generation=spec.generation, command=spec.argv[0])
+            self._keep(Shard(directory, spec, token, self._changed, self._patience), launch=True)
         self._prune()
 
     async def stop(self, shard_id: str, generation: int = 0) -> bool:
         """Stop it; False when no such start of it is here any more."""
-        shard = self._wanted(shard_id, generation)
+        shard = await self._wanted(shard_id, generation)
         if shard is not None:
             await shard.stop()
         return shard is not None
 
     async def drain(self, shard_id: str, generation: int, seconds: float) -> bool:
         """Drain it, as `stop`."""
-        shard = self._wanted(shard_id, generation)
+        shard = await self._wanted(shard_id, generation)
         if shard is not None:
             await shard.drain(seconds)
         return shard is not None
@@ -105,8 +108,9 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _wanted(self, shard_id: str, generation: int) -> Shard | None:
-        shard = self._shards.get(shard_id)
+    async def _wanted(self, shard_id: str, generation: int) -> Shard | None:
+        async with self._starting:  # a start before this order is under way: it is to be found
+            shard = self._shards.get(shard_id)
         if shard is None or (generation and shard.spec.generation != generation):
             return None
         if shard.status.phase.ended:
@@ -117,6 +121,7 @@ class Supervisor:
     def _refuse_conflicts(self, spec: ShardSpec) -> None:
         for shard in self.running:
             if shard.spec.shard_id == spec.shard_id:
+                self._changed(shard)  # a leader that asks for another start does not know of this one
                 raise ShardRefusedError(f"start {shard.spec.generation} of it still runs: stop it first")
             shared = set(shard.spec.gpu_uuids) & set(spec.gpu_uuids)
             if shared:

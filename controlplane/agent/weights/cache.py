@@ -33,9 +33,9 @@ class WeightCache:
         """The roots that exist at this moment. Does file system calls: not for the event loop."""
         return resolve_roots(self._given, self._proc)
 
-    async def clean(self) -> None:
-        """Finish removals that an earlier life of the agent began."""
-        await asyncio.to_thread(lambda: empty_trash(self.roots()))
+    def clean(self) -> None:
+        """Finish removals that an earlier life of the agent began. Not for the event loop."""
+        empty_trash(self.roots())
 
     def place(self, text: str) -> tuple[str, Source | None]:
         """Where an order's weights are or will be, and the source where they must be fetched first.

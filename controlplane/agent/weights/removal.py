@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controlplane.agent.discovery.disks import mount_points
-from controlplane.agent.weights.roots import PRIVATE_PREFIX, WeightRoot, size_of
+from controlplane.agent.weights.roots import PRIVATE_PREFIX, WeightRoot, shown, size_of
 from controlplane.base.logging import get_logger
 
 TRASH_PREFIX = f"{PRIVATE_PREFIX}trash-"
+# Of this process, which deletes it itself.
+_OWN_TRASH = f"{TRASH_PREFIX}{secrets.token_hex(8)}-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = get_logger("weights")
@@ -103,7 +105,7 @@ def empty_trash(roots: Iterable[WeightRoot]) -> None:
         if root.shared:
             continue
         for folder, folders, files in os.walk(root.path, followlinks=False):
-            for name in [name for name in (*folders, *files) if name.startswith(TRASH_PREFIX)]:
+            for name in [name for name in (*folders, *files) if _is_old_trash(name)]:
                 with suppress(OSError):
                     descriptor = os.open(folder, _FOLDER)
                     try:
@@ -111,6 +113,10 @@ def empty_trash(roots: Iterable[WeightRoot]) -> None:
                     finally:
                         os.close(descriptor)
             folders[:] = [name for name in folders if not name.startswith(TRASH_PREFIX)]
+
+
+def _is_old_trash(name: str) -> bool:
+    return name.startswith(TRASH_PREFIX) and not name.startswith(_OWN_TRASH)
 
 
 @contextmanager
@@ -140,16 +146,22 @@ def _refuse_kind(status: os.stat_result, parent: os.stat_result) -> None:
 
 
 def _refuse_use(place: Place, in_use: Iterable[str]) -> None:
-    """Whether a shard was started with it, with something in it, or with a folder around it."""
+    """Whether a shard was started with it, with something in it, or with a folder of the root around it."""
     for used in in_use:
         path = Path(used).resolve()
-        if path.is_relative_to(place.path) or place.path.is_relative_to(path):
-            raise KeptError(f"a shard uses {used}")
+        around = place.path.is_relative_to(path) and path.is_relative_to(place.root.path)
+        if path.is_relative_to(place.path) or around:
+            raise KeptError(f"a shard uses {shown(path)}")
 
 
 def _refuse_mounts(place: Place, proc_root: Path) -> None:
+    """Mounts in it, and on the way to it: a folder that was bound there may be of the same file system."""
     for mount in mount_points(proc_root):
-        if mount.is_relative_to(place.path):
+        if mount.is_relative_to(place.path) or (
+            place.path.is_relative_to(mount)
+            and mount != place.root.path
+            and mount.is_relative_to(place.root.path)
+        ):
             raise KeptError(f"another file system is mounted at {mount}")
 
 
@@ -164,12 +176,12 @@ def _refuse_links(place: Place, roots: Iterable[WeightRoot]) -> None:
             for name in (*folders, *files):
                 link = here / name
                 if link.is_symlink() and link != place.path and link.resolve().is_relative_to(place.path):
-                    raise KeptError(f"the link {link} leads to it")
+                    raise KeptError(f"the link {shown(link)} leads to it")
 
 
 def _take_away(name: str, parent: int, expected: os.stat_result) -> None:
     """Rename it to a name of our own, check that it is what was looked at, and delete it."""
-    trash = f"{TRASH_PREFIX}{secrets.token_hex(8)}"
+    trash = f"{_OWN_TRASH}{secrets.token_hex(8)}"
     os.rename(name, trash, src_dir_fd=parent, dst_dir_fd=parent)
     found = os.stat(trash, dir_fd=parent, follow_symlinks=False)
     if (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino):

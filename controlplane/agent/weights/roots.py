@@ -50,11 +50,16 @@ def read_weights(roots: Iterable[WeightRoot]) -> list[agent_pb2.Weights]:
     """The sets of weights below the roots, with their sizes on disk; at most MAX_SETS of them."""
     found = [(root, path) for root in roots for path in units(root.path)]
     if len(found) > MAX_SETS:
-        log.warning("Too many weights to tell", there=len(found), told=MAX_SETS, first=str(found[0][1]))
+        log.warning("Too many weights to tell", there=len(found), told=MAX_SETS, first=shown(found[0][1]))
     return [
-        agent_pb2.Weights(path=str(path), size_bytes=size_of(path), shared=root.shared)
+        agent_pb2.Weights(path=shown(path), size_bytes=size_of(path), shared=root.shared)
         for root, path in found[:MAX_SETS]
     ]
+
+
+def shown(path: Path) -> str:
+    """A path as text for messages, whose bytes that are no UTF-8 are written as `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def units(root: Path) -> Iterator[Path]:
