@@ -154,6 +154,92 @@ def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> 
     assert run("uninstall", "--root", root).stdout == "nothing to do: it is not installed\n"
 
 
+# Runs the installer as on a machine with systemd: its directories are copies, in a mount namespace of its own.
+PLAYED = r"""
+set -eu
+for place in /etc /opt /usr/local/bin /usr/lib/sysusers.d /usr/share/bash-completion /var/lib /var/log /srv \
+  /run; do
+  [ -d "$place" ] || continue
+  mkdir -p "$1$place"
+  if [ "$place" = /etc ] && [ ! -e "$1/etc/passwd" ]; then cp -a /etc/. "$1/etc/"; fi
+  mount --bind "$1$place" "$place"
+done
+mkdir -p /run/systemd/system
+work=$1 script=$2
+shift 2
+PATH=$work/bin:$PATH "$script" "$@"
+"""
+SYSTEMCTL = r"""#!/bin/bash
+# is-enabled and is-active answer from the list of enabled units; the rest is noted.
+state=$0.enabled
+touch "$state"
+args=()
+for word in "$@"; do [[ $word == --* ]] || args+=("$word"); done
+case ${args[0]} in
+  is-enabled | is-active) exec grep -qxF "${args[1]}" "$state" ;;
+  enable) echo "${args[1]}" >>"$state" ;;
+  disable) sed -i "/^${args[1]}$/d" "$state" ;;
+esac
+echo "$*" >>"$0.calls"
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The directories of a machine with a systemctl that is played."""
+    work = tmp_path / "machine"
+    (work / "bin").mkdir(parents=True)
+    program = work / "bin" / "systemctl"
+    program.write_text(SYSTEMCTL)
+    program.chmod(0o755)
+    return work
+
+
+def on_machine(machine: Path, *arguments: str) -> tuple[list[str], list[str]]:
+    """The script's lines, and what it asked of systemctl."""
+    calls = machine / "bin" / "systemctl.calls"
+    calls.unlink(missing_ok=True)
+    command = ["unshare", "--mount", "bash", "-c", PLAYED, "played", str(machine), str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), calls.read_text().splitlines() if calls.exists() else []
+
+
+def enabled(machine: Path) -> set[str]:
+    return set((machine / "bin" / "systemctl.enabled").read_text().split())
+
+
+@pytest.mark.root
+def test_a_witness_stays_one_when_the_installer_is_run_again(machine: Path) -> None:
+    """Without --witness too: both exporters want the same port."""
+    always = {"awide-cluster.service", "akv-ping-exporter.service"}
+    venv = ("--venv", str(VENV))
+    on_machine(machine, *venv, "--witness")
+    assert enabled(machine) == always | {"akv-witness-exporter.service"}
+    lines, calls = on_machine(machine, *venv)
+    assert lines[-1] == "nothing to do: the installation is complete"
+    assert calls == []
+
+    settings = machine / CONFIG / "awide-cluster.env"
+    settings.write_text(settings.read_text().replace("AWC_WITNESS=1", 'AWC_WITNESS="0"'))
+    lines, _ = on_machine(machine, *venv, "--witness")
+    assert any("set it to 1 there" in line for line in lines)
+    assert enabled(machine) == always | {"akv-card-exporter.service"}
+
+
+@pytest.mark.root
+def test_uninstall_stops_all_units_and_every_instance_of_a_template(machine: Path) -> None:
+    on_machine(machine, "--venv", str(VENV))
+    _, calls = on_machine(machine, "uninstall")
+    stopped = [call.removeprefix("stop ") for call in calls if call.startswith("stop ")]
+    assert stopped == [unit.name.replace("@", "@*") for unit in UNITS]
+    assert [call for call in calls if call.startswith("disable")] == [
+        f"disable --quiet {unit.name}" for unit in UNITS
+    ]
+    assert enabled(machine) == set()
+    assert not list((machine / "etc/systemd/system").glob("akv-*"))
+
+
 def test_a_program_of_someone_else_is_not_replaced(root: Path) -> None:
     other = root / "usr/local/bin/clustercli"
     other.parent.mkdir(parents=True)

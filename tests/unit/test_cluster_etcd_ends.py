@@ -60,6 +60,7 @@ def test_memory_that_can_not_be_read_is_told_with_its_fault(tmp_path: Path) -> N
     )
     assert words(tmp_path, "", output) == "fatal error: fault (unexpected fault address 0x…)"
     assert words(tmp_path, "", "fatal error: out of memory\n") == "fatal error: out of memory"
+    assert words(tmp_path, "", f"fatal error: before\n{output}").startswith("fatal error: fault (")
     assert words(tmp_path, "", f"{output}panic: later\n") == "panic: later"
 
 
@@ -105,10 +106,14 @@ def test_no_files_tell_nothing(tmp_path: Path) -> None:
             EndKind.BAD_DATA,
         ),
         (2, "panic: cannot use none as id", PLENTY, EndKind.BAD_DATA),
-        (1, "failed to open the log: wal: file not found", PLENTY, EndKind.BAD_DATA),
+        (1, "start failed: wal: file not found", PLENTY, EndKind.BAD_DATA),
         (1, "discovery failed: snap: no available snapshot", PLENTY, EndKind.BAD_DATA),
-        (1, "Failed to recover v3 backend from snapshot: x", PLENTY, EndKind.BAD_DATA),
+        (1, "Failed to recover the v3 backend", PLENTY, EndKind.BAD_DATA),
         (1, "failed to load db", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to open WAL", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to read WAL, cannot be repaired", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to find database snapshot file", PLENTY, EndKind.BAD_DATA),
+        (1, "failed to open /tmp/notwal", PLENTY, EndKind.OTHER),
         (2, "fatal error: fault (unexpected fault address 0x…)", PLENTY, EndKind.BAD_DATA),
         (1, "write /d/wal/0.tmp: Disk quota exceeded", PLENTY, EndKind.DISK_FULL),
         (1, "discovery failed: walpb: crc mismatch", LOW_DISK_BYTES, EndKind.BAD_DATA),
