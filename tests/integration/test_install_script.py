@@ -154,7 +154,8 @@ def test_uninstall_keeps_settings_and_data_unless_it_is_to_purge(root: Path) -> 
     assert run("uninstall", "--root", root).stdout == "nothing to do: it is not installed\n"
 
 
-# Runs the installer as on a machine with systemd: its directories are copies, in a mount namespace of its own.
+# Runs the installer as on a machine with systemd: its directories are copies, in a mount namespace of its
+# own.
 PLAYED = r"""
 set -eu
 for place in /etc /opt /usr/local/bin /usr/lib/sysusers.d /usr/share/bash-completion /var/lib /var/log /srv \
