@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support import nvme_tcp as nvme
 from tests.support.addresses import LoopbackNet
-from tests.support.nvme_tcp import Host
+from tests.support.nvme_tcp import Host, Options
 from tests.support.procs import wait_until
 from tests.support.softcard import Card, card_cli
 
@@ -59,6 +60,24 @@ class TestSlowDisk:
             assert slow.complete(late)[1].status == 0
             assert well.retrieve(b"new", len(VALUE)).data == VALUE
             assert card.stats()["receive_bytes"] == 0
+
+    def test_capsules_that_wait_for_the_disk_are_bounded(self, card: Card) -> None:
+        """16 MiB of them for each connection; the card reads on when they are written."""
+        value = VALUE * 4
+        with card.host(Options(timeout=60.0)) as host:
+            queue, well = host.queue(), host.queue()
+            card.fault("file-write", "hang", "count=1")
+            entry = nvme.kv(0x01, b"key", len(value), in_capsule=True)
+            sender = threading.Thread(
+                target=lambda: [queue.submit(entry, value) for _ in range(100)], daemon=True
+            )
+            sender.start()
+            wait_until(lambda: card.stats()["store_waiting"] == 65, "16 MiB and one capsule wait")
+            assert well.exist(b"key") == nvme.KEY_ABSENT, "another connection"
+            assert card.stats()["store_waiting"] == 65
+            card.fault("clear")
+            assert all(queue.complete()[1].status == 0 for _ in range(100))
+            sender.join()
 
     def test_hosts_that_go_while_their_commands_are_on_the_disk_leave_nothing(self, card: Card) -> None:
         with card.host() as host:

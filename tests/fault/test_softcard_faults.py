@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import socket
@@ -117,7 +118,7 @@ class TestGarbage:
         ("bytes_", "fes", "fei"),
         [
             (header(nvme.ICREQ, hlen=128, plen=128) + bytes(120), 2, 0),
-            (header(nvme.CMD, hlen=72, plen=72 + 16385, pdo=72), 1, 4),
+            (header(nvme.CMD, hlen=72, plen=72 + 8193, pdo=72), 1, 4),
             (header(nvme.CMD, hlen=72, plen=1 << 31, pdo=72), 1, 4),
             (header(nvme.CMD, hlen=72, plen=100, pdo=71), 1, 3),
             (header(nvme.CMD, hlen=72, plen=72, flags=1), 1, 1),
@@ -183,15 +184,19 @@ class TestDigests:
                 host.admin.identify(0x01)
             assert ended.value.fes == 3
 
-    @pytest.mark.parametrize("size", [1000, 50_000])
-    def test_a_wrong_data_digest_fails_its_command_alone(self, card: Card, size: int) -> None:
+    @pytest.mark.parametrize(("size", "in_capsule"), [(1000, True), (50_000, True), (50_000, False)])
+    def test_a_wrong_data_digest_fails_its_command_alone(
+        self, card: Card, size: int, in_capsule: bool
+    ) -> None:
         options = Options(header_digest=True, data_digest=True)
         with card.host(options) as host:
             queue = host.queue()
             good = bytes(size)
-            assert queue.store(b"key", good).status == 0
+            assert queue.store(b"key", good, in_capsule=in_capsule).status == 0
             options.corrupt = flip_last_data_byte
-            assert queue.store(b"key", b"x" * size).code == 0x22
+            assert queue.store(b"key", b"x" * size, in_capsule=in_capsule).code == 0x22
+            unwanted = nvme.kv(0x01, b"key", size + 1, in_capsule=True)
+            assert queue.command(unwanted, b"x" * size).code == 0x22
             options.corrupt = lambda kind, pdu: pdu
             assert queue.retrieve(b"key", size).data == good
 
@@ -218,10 +223,14 @@ class TestHangingHosts:
 
     def test_half_a_pdu_ends_its_connection_only(self, card: Card) -> None:
         with card.host() as host:
-            stuck, well = host.queue(), host.queue()
+            stuck, slow, well = host.queue(), host.queue(), host.queue()
             stuck.wire.socket.sendall(header(nvme.CMD, hlen=72, plen=72) + bytes(30))
+            store = nvme.kv(0x01, b"key", 200_000, in_capsule=True)
+            slow.wire.socket.sendall(slow.wire.frame(nvme.CMD, store, bytes(200_000))[:-1])
             assert stuck.wire.socket.recv(1) == b""
+            assert slow.wire.socket.recv(1) == b""
             assert well.exist(b"key") == nvme.KEY_ABSENT
+        assert card.stats()["receive_bytes"] == 0
 
     @pytest.mark.parametrize("sent", [0, 1000])
     def test_data_that_never_comes(self, card: Card, sent: int) -> None:
@@ -237,6 +246,27 @@ class TestHangingHosts:
                 queue.wire.receive()
             assert host.queue().exist(b"key") == nvme.KEY_ABSENT
         wait_until(lambda: card.stats()["receive_bytes"] == 0, "its memory came back")
+
+    def test_capsules_that_a_fault_holds_back_are_bounded(self, card: Card) -> None:
+        """16 MiB of them for each connection, as of answers; then it is not read from."""
+        size = MIB // 4
+        card.fault("store", "delay", "ms=60000")
+        with card.host() as host:
+            queue, well = host.queue(), host.queue()
+            store = nvme.kv(0x01, b"key", size, in_capsule=True)
+            stores = [store[:2] + struct.pack("<H", cid) + store[4:] for cid in range(100)]
+            left = memoryview(b"".join(queue.wire.frame(nvme.CMD, entry, bytes(size)) for entry in stores))
+            queue.wire.socket.setblocking(False)
+
+            def send_more() -> bool:
+                nonlocal left
+                with contextlib.suppress(BlockingIOError):
+                    left = left[queue.wire.socket.send(left) :]
+                return card.hits() == 65
+
+            wait_until(send_more, "16 MiB and one capsule are held")
+            assert well.exist(b"key") == nvme.KEY_ABSENT
+            assert send_more(), "the rest waits in the sockets"
 
     def test_answers_that_nobody_takes(self, card: Card) -> None:
         with card.host() as host:
@@ -437,6 +467,8 @@ class TestFile:
         (("--capacity", "99999999999T"), "must be a number of bytes"),
         (("--capacity", "1000"), "capacity '1000' must be at least 64K"),
         (("--max-value", "2G"), "max-value '2G' must be 4K to 1G"),
+        (("--in-capsule", "2M"), "in-capsule '2M' must be 4K to 1M, a multiple of 16 bytes"),
+        (("--in-capsule", "5000"), "in-capsule '5000' must be 4K to 1M, a multiple of 16 bytes"),
         (("--receive-memory", "x"), "receive-memory 'x' must be a number of bytes"),
         (("--serial", "a/b"), "serial 'a/b' must be"),
         (("--serial", "x" * 21), "must be 1 to 20"),

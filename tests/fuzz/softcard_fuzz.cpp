@@ -25,6 +25,7 @@ softcard::CardConfig config(std::uint8_t how) {
   config.max_value_bytes = 64U << 10U;
   config.max_queues = 2;
   config.max_connections = 4;
+  config.in_capsule_bytes = (how & 8U) != 0 ? 4096U : 128U << 10U;
   config.receive_bytes = (how & 1U) != 0 ? 64U << 10U : 1U << 20U;
   return config;
 }
@@ -66,6 +67,16 @@ class Host {
     const std::vector<std::byte> value(in_capsule ? command.size : 0, static_cast<std::byte>(what));
     const auto sgl = in_capsule ? nvme::in_capsule_sgl(command.size) : nvme::transport_sgl(command.size);
     capsule(nvme::make_kv(command, softcard::kNamespaceId, sgl), value);
+  }
+  // Any command with data in its capsule, which may be longer than what goes out of it, or than allowed.
+  void large_capsule(Input& input) {
+    const auto what = input.number<std::uint8_t>();
+    const std::uint32_t size = input.number<std::uint16_t>() * 3U;
+    nvme::KvCommand command{.opcode = (what & 7U) != 0 ? nvme::KvOpcode::store : nvme::KvOpcode::exist};
+    command.size = (what & 8U) != 0 ? size : input.number<std::uint16_t>();
+    command.key = *nvme::make_kv_key(std::array{static_cast<std::byte>(1 + what % 4U)});
+    const auto sgl = (what & 0x10U) != 0 ? nvme::in_capsule_sgl(size) : nvme::transport_sgl(size);
+    capsule(nvme::make_kv(command, softcard::kNamespaceId, sgl), std::vector<std::byte>(size));
   }
   void command(Input& input) {
     std::array<std::byte, sizeof(nvme::Sqe)> raw{};
@@ -142,8 +153,10 @@ class Run {
         host.reset();
         break;
       case 6:
-      case 7:
         host->data(input);
+        break;
+      case 7:
+        host->large_capsule(input);
         break;
       default:
         host->key_value(input);
@@ -174,6 +187,9 @@ class Run {
   void turn() {
     for (int i = 0; i < 2; ++i)
       reactor_.run_once(std::chrono::milliseconds(0));
+    const std::uint64_t most = config_.max_value_bytes + config_.in_capsule_bytes;
+    check(target_.budget().used() <= config_.receive_bytes + most * config_.max_connections,
+          "memory of values being received is bounded");
     for (auto& host : hosts_) {
       if (host) host->drain();
     }

@@ -18,7 +18,7 @@ from tests.support.softcard import Card
 
 DNR = 0x4000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
@@ -40,6 +40,28 @@ def queue(host: Host) -> Queue:
 
 def payload(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
+
+
+def in_capsule_bytes(host: Host) -> int:
+    units: int = struct.unpack_from("<I", host.admin.identify(0x01).data, 1792)[0]
+    return units * 16 - 64
+
+
+def memory_held(card: Card) -> int:
+    """Of values being received, once the card has read what was sent before: in the turn of the first
+    question at the latest."""
+    card.stats()
+    held: int = card.stats()["receive_bytes"]
+    return held
+
+
+def finish_later(card: Card, queue: Queue, entry: bytes, data: bytes) -> tuple[int, nvme.Completion]:
+    """Send a command with its data but for the last byte, see what memory that takes, then the rest."""
+    pdu = queue.wire.frame(nvme.CMD, entry, data)
+    queue.wire.socket.sendall(pdu[:-1])
+    held = memory_held(card)
+    queue.wire.socket.sendall(pdu[-1:])
+    return held, queue.complete()[1]
 
 
 class TestIdentity:
@@ -257,6 +279,44 @@ class TestKeyValue:
         assert queue.store(b"key", value, in_capsule=False).status == 0
         assert queue.retrieve(b"key", size).data == value
 
+    @pytest.mark.parametrize("digests", [False, True])
+    def test_large_stores_in_the_capsule(self, card: Card, digests: bool) -> None:
+        """Up to what Identify tells: a block of 256 KiB in its envelope. A byte more is fatal."""
+        with card.host(Options(header_digest=digests, data_digest=digests)) as host:
+            limit = in_capsule_bytes(host)
+            assert limit == 260 * KIB
+            queue = host.queue()
+            for size in (16_385, 256 * KIB + 64, limit - 1, limit):
+                value = payload(size, size)
+                assert queue.store(b"key", value, in_capsule=True).status == 0
+                assert queue.retrieve(b"key", limit).data == value
+            assert queue.store(b"key", value, options=2, in_capsule=True).code == nvme.KEY_EXISTS
+            with pytest.raises(nvme.Terminated) as ended:
+                queue.store(b"key", bytes(limit + 1), in_capsule=True)
+            assert (ended.value.fes, ended.value.fei) == (1, 4)
+
+    def test_capsules_whose_data_nobody_wants_take_no_memory(self, card: Card, queue: Queue) -> None:
+        size = 200 * KIB
+        assert queue.store(b"key", b"old").status == 0
+        cases = [
+            (nvme.kv(0x14, b"key"), 0),
+            (nvme.kv(0x02, b"none", 100), nvme.KEY_ABSENT),
+            (nvme.kv(0x55, b"key"), 0x01 | DNR),
+            (nvme.kv(0x01, b"", size, in_capsule=True), 0x86 | DNR),
+            (nvme.kv(0x01, b"key", size - 1, in_capsule=True), 0x0F | DNR),
+            (nvme.kv(0x01, b"key", size + 1, in_capsule=True), 0x0F | DNR),
+            (nvme.kv(0x01, b"key", size), 0x0F | DNR),
+            (sqe(0x01, nsid=1, data=sgl(nvme.IN_CAPSULE, 99), cdw=(size, 1)), 0x0F | DNR),
+            (sqe(0x7F, nsid=1, data=sgl(nvme.IN_CAPSULE, size)), 0x0C | DNR),
+        ]
+        for entry, status in cases:
+            held, answer = finish_later(card, queue, entry, bytes(size))
+            assert (held, answer.status) == (0, status), entry.hex()
+        held, answer = finish_later(card, queue, nvme.kv(0x01, b"key", size, in_capsule=True), bytes(size))
+        assert (held, answer.status) == (size, 0), "this one is wanted"
+        assert queue.retrieve(b"key", 2 * size).data == bytes(size)
+        assert card.stats()["receive_bytes"] == 0
+
     def test_many_h2c_data_pdus_for_one_r2t(self, host: Host) -> None:
         queue = host.queue(Options(h2c_piece=8192))
         value = payload(MIB + 12345)
@@ -400,6 +460,35 @@ def test_memory_for_stores_is_bounded(tmp_path: Path, loopback_net: LoopbackNet)
             queues[0].retrieve(b"k%d" % number, MIB).data == payload(MIB, number) for number in range(12)
         )
         assert card.stats()["receive_bytes"] == 0
+
+
+def test_memory_for_capsules_is_bounded(tmp_path: Path, loopback_net: LoopbackNet) -> None:
+    """One capsule for each connection, counted to --receive-memory, however many are left half sent."""
+    extra = ("--receive-memory", "1M", "--max-value", "512K", "--in-capsule", "1M")
+    size = 512 * KIB
+    with Card(tmp_path, loopback_net.host(1), extra=extra) as card, card.host() as host:
+        assert in_capsule_bytes(host) == MIB
+        stuck = [host.queue() for _ in range(8)]
+        for queue in stuck:
+            entry = nvme.kv(0x01, b"stuck", size, in_capsule=True)
+            queue.wire.socket.sendall(queue.wire.frame(nvme.CMD, entry, bytes(size))[:-1])
+        assert memory_held(card) == 8 * size
+        with card.host(Options(timeout=20.0)) as other:
+            queue = other.queue()
+            for number in range(4):
+                value = payload(size - number, number)
+                assert queue.store(b"n%d" % number, value, in_capsule=number % 2 == 0).status == 0
+                assert queue.retrieve(b"n%d" % number, size).data == value
+            held, answer = finish_later(
+                card, queue, nvme.kv(0x01, b"long", size + 16, in_capsule=True), bytes(size + 16)
+            )
+            assert (held, answer.status) == (8 * size, 0x85 | DNR), "longer than a value may be"
+        stuck[0].wire.socket.sendall(b"\0")
+        assert stuck[0].complete()[1].status == 0
+        assert memory_held(card) == 7 * size
+        for queue in stuck[1:]:
+            queue.wire.close()
+        wait_until(lambda: card.stats()["receive_bytes"] == 0, "their memory came back")
 
 
 def test_a_host_that_owes_data_keeps_nobody_waiting(tmp_path: Path, loopback_net: LoopbackNet) -> None:

@@ -69,6 +69,32 @@ TEST_P(Transfer, AWriteThatFitsGoesInTheCapsule) {
   EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
 }
 
+// Whatever IOCCSZ tells: a capsule holds up the commands behind it.
+TEST(TransferQueue, AWriteBeyondTheInitiatorsOwnBoundDoesNotGoInTheCapsule) {
+  const auto value = pattern(65537, 9);
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    const auto within = peer.receive();
+    EXPECT_EQ(within.as<nvme::CapsuleCmd>().sqe.sgl.identifier, nvme::kSglInCapsule);
+    EXPECT_TRUE(std::ranges::equal(within.data, std::span(value).first(65536)));
+    peer.respond(within.as<nvme::CapsuleCmd>().sqe.cid);
+    const auto beyond = peer.receive();
+    EXPECT_EQ(beyond.as<nvme::CapsuleCmd>().sqe.sgl.identifier, nvme::kSglTransport);
+    EXPECT_TRUE(beyond.data.empty());
+    peer.respond(beyond.as<nvme::CapsuleCmd>().sqe.cid);
+  });
+  auto config = config_for(target);
+  config.in_capsule_bytes = 0xFFFFFFFF;
+  config.h2c_bytes = 65536;
+  Client client(config);
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  std::ranges::copy(value, buffer.bytes().begin());
+  const iovec within{buffer.bytes().data(), 65536};
+  EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, std::span(&within, 1))));
+  EXPECT_TRUE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
+}
+
 // MAXH2CDATA (TCP 3.6.2.3), H2CData (3.6.2.8), R2T (3.6.2.10): one after another.
 TEST_P(Transfer, ALargeWriteWaitsForR2tAndKeepsToMaxH2cData) {
   const auto value = pattern(300001, 2);

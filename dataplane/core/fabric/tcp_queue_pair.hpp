@@ -21,9 +21,10 @@ struct TcpQueuePairConfig {
   TcpAddress address;
   std::chrono::milliseconds connect_timeout{3000};  // TCP connect and ICReq/ICResp together
   std::uint32_t depth{32};                          // commands outstanding, 1..1023
-  std::uint32_t in_capsule_bytes{0};                // a write up to this size goes in the capsule
-  std::uint32_t h2c_bytes{
-      512U << 10U};  // largest H2CData made without data digests; the target's bound may be lower
+  std::uint32_t in_capsule_bytes{0};                // that the target takes in a command's capsule (IOCCSZ)
+  // Largest H2CData made without data digests, and largest write that goes in its capsule: either holds up
+  // whatever is behind it. The target's bounds may be lower.
+  std::uint32_t h2c_bytes{512U << 10U};
   DigestPolicy header_digest{DigestPolicy::off};
   DigestPolicy data_digest{DigestPolicy::off};
   std::uint8_t hpda{0};

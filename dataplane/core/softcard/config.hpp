@@ -12,7 +12,9 @@
 namespace akv::softcard {
 
 inline constexpr std::uint16_t kMaxQueueEntries = 1024;  // MQES + 1
-inline constexpr std::uint32_t kInCapsuleBytes = 16384;
+// Of admin and Fabrics commands, whose capsules Identify Controller does not bound (TCP transport 1.0,
+// in-capsule data).
+inline constexpr std::uint32_t kAdminInCapsuleBytes = 8192;
 inline constexpr std::uint32_t kMaxH2cDataBytes = 1U << 20U;
 inline constexpr std::uint32_t kNamespaceId = 1;
 
@@ -29,6 +31,9 @@ struct CardConfig {
   std::uint32_t max_value_bytes{std::uint32_t{8} << 20U};
   std::uint16_t max_queues{64};  // I/O queues of one controller
   std::uint32_t max_connections{1024};
+  // Data that a command of an I/O queue may have in its capsule (IOCCSZ): a block of 256 KiB in its envelope
+  // fits. A multiple of 16.
+  std::uint32_t in_capsule_bytes{std::uint32_t{260} << 10U};
   bool require_digests{false};
   std::uint64_t receive_bytes{std::uint64_t{128} << 20U};  // memory for stores under way (ReceiveBudget)
   std::chrono::milliseconds handshake_timeout{5000};       // from accept to a successful Connect

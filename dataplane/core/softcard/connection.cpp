@@ -26,7 +26,7 @@ Connection::Connection(Target& target, UniqueFd socket, std::uint64_t id)
       interest_(EPOLLIN),
       rules_{.role = nvme::Role::controller,
              .framing = {},
-             .max_capsule_data = kInCapsuleBytes,
+             .max_capsule_data = kAdminInCapsuleBytes,
              .max_data = kMaxH2cDataBytes},
       transfers_(target.budget()),
       answers_(target.reactor(), [this] { send_answers(); }),
@@ -77,6 +77,7 @@ void Connection::attach(Controller& controller, std::uint16_t qid, std::uint16_t
   entries_ = entries;
   sqhd_ = static_cast<std::uint16_t>(1U % entries_);
   sq_flow_control_ = sq_flow_control;
+  if (qid != 0) rules_.max_capsule_data = target_.config().in_capsule_bytes;
   phase_ = Phase::live;
 }
 
@@ -168,6 +169,7 @@ void Connection::close(std::string_view why) noexcept {
   delayed_.clear();
   target_.budget().leave_line(*this);
   transfers_.clear();
+  end_capsule();
   target_.connection_closed(*this, std::exchange(controller_, nullptr), why);
 }
 

@@ -24,10 +24,12 @@ class Target;
 // A command that came with all of its data.
 struct Request {
   nvme::Sqe sqe{};
-  SharedBytes data;  // in-capsule
-  std::uint32_t data_bytes{0};
+  SharedBytes data;             // in-capsule; null where the command has no use for it
+  std::uint32_t data_bytes{0};  // that came, whether they were kept or not
 
-  [[nodiscard]] std::span<const std::byte> view() const noexcept { return {data.get(), data_bytes}; }
+  [[nodiscard]] std::span<const std::byte> view() const noexcept {
+    return {data.get(), data == nullptr ? 0 : data_bytes};
+  }
 };
 
 class Connection final : public FdHandler, public BudgetWaiter {
@@ -85,6 +87,8 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void handle_pdu(const nvme::PduHeader& header);
   void initialize(const nvme::PduHeader& header);
   void begin_capsule(const nvme::PduHeader& header);
+  [[nodiscard]] bool has_use_for(std::uint32_t capsule_data) const;
+  void end_capsule() noexcept;
   void begin_h2c_data(const nvme::PduHeader& header);
   void end_data();
   void end_h2c_data(std::uint16_t tag);
@@ -95,7 +99,9 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void run_later(std::chrono::milliseconds delay, const Request& request);
   void half_close();
   void send_answers() noexcept;
-  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return tx_.bytes() + pending_bytes_; }
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept {
+    return tx_.bytes() + pending_bytes_ + delayed_bytes_;
+  }
   [[nodiscard]] std::optional<FaultKind> take_answer_fault(std::uint16_t cid);
   void push_response(std::uint16_t cid, nvme::Status status, std::uint64_t result);
   void ask_for_data(std::uint16_t tag);
@@ -121,6 +127,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
   TxQueue tx_;
   TransferTable transfers_;
   Request request_{};                     // whose in-capsule data is being received
+  std::uint32_t capsule_bytes_{0};        // of the receive budget, for that data
   std::optional<std::uint16_t> h2c_tag_;  // whose H2CData is being received
   std::uint32_t h2c_bytes_{0};
 
@@ -137,6 +144,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
 
   // Commands that a fault holds back, and answers that one will spoil.
   std::set<TimerId> delayed_;
+  std::uint64_t delayed_bytes_{0};  // of data that came with them
   std::map<std::uint16_t, FaultKind> answer_faults_;
 
   TimePoint phase_deadline_;

@@ -61,8 +61,10 @@ void Connection::execute_with(const Fault& fault, const Request& request) {
 
 void Connection::run_later(std::chrono::milliseconds delay, const Request& request) {
   const auto timer = std::make_shared<TimerId>(0);
+  delayed_bytes_ += request.view().size();
   *timer = target_.reactor().call_after(delay, [this, timer, request] {
     delayed_.erase(*timer);
+    delayed_bytes_ -= request.view().size();
     try {
       run(request);
     } catch (const std::bad_alloc&) {

@@ -1,6 +1,7 @@
 // What comes from the host: PDUs, as far as the commands that they make up.
 #include <utility>
 
+#include "nvme/connect.hpp"
 #include "softcard/commands.hpp"
 #include "softcard/connection.hpp"
 #include "softcard/target.hpp"
@@ -96,8 +97,23 @@ void Connection::begin_capsule(const nvme::PduHeader& header) {
   rx_.consume(header.prefix);
   sqhd_ = static_cast<std::uint16_t>((sqhd_ + 1U) % entries_);
   if (header.data == 0) return execute(std::exchange(request_, {}));
+  if (!has_use_for(header.data)) return rx_.skip_data(header.data, header.has_ddgst);
   request_.data = allocate_bytes(header.data);
+  capsule_bytes_ = header.data;
+  target_.budget().charge(capsule_bytes_);
   rx_.expect_data({request_.data.get(), header.data}, header.has_ddgst);
+}
+
+// Whether the command in request_, which may be anything, can do something with so many bytes of data. What
+// has no use for them fails or ignores them; memory is not spent on them.
+bool Connection::has_use_for(std::uint32_t capsule_data) const {
+  if (controller_ != nullptr && qid_ != 0) return stores_capsule(target_, request_.sqe, capsule_data);
+  return request_.sqe.opcode == nvme::kFabricsOpcode && capsule_data == sizeof(nvme::ConnectData);
+}
+
+// The capsule's data came in full, or won't.
+void Connection::end_capsule() noexcept {
+  if (const auto bytes = std::exchange(capsule_bytes_, 0); bytes > 0) target_.budget().give_back(bytes);
 }
 
 void Connection::begin_h2c_data(const nvme::PduHeader& header) {
@@ -123,6 +139,7 @@ void Connection::begin_h2c_data(const nvme::PduHeader& header) {
 
 void Connection::end_data() {
   if (h2c_tag_) return end_h2c_data(*std::exchange(h2c_tag_, std::nullopt));
+  end_capsule();
   const auto request = std::exchange(request_, {});
   // A bad data digest harms its command alone (3.3.2.1.2, "non-fatal").
   if (!digest_holds()) return respond(request.sqe.cid, nvme::kTransientTransportError);

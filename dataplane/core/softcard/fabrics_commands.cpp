@@ -71,7 +71,7 @@ void connect(Connection& connection, const Request& request) {
     connection.respond(sqe.cid, refusal.status, refusal.result);
   };
   if (sqe.sgl.identifier != nvme::kSglInCapsule) return fail({nvme::dnr(nvme::kSglTypeInvalid)});
-  if (sqe.sgl.length != sizeof(nvme::ConnectData) || request.data_bytes != sizeof(nvme::ConnectData)) {
+  if (sqe.sgl.length != sizeof(nvme::ConnectData) || request.view().size() != sizeof(nvme::ConnectData)) {
     return fail({nvme::dnr(nvme::kDataSglLengthInvalid)});
   }
   const auto command = nvme::parse_connect(sqe);

@@ -48,7 +48,7 @@ nvme::IdentifyController describe_controller(const Connection& connection) {
   id.mnan = kNamespaceId;
   id.sgls = nvme::kSglsSupported | nvme::kSglsInCapsuleOffset | nvme::kSglsTransport;
   std::copy(target.config().nqn.begin(), target.config().nqn.end(), id.subnqn);
-  id.ioccsz = (sizeof(nvme::Sqe) + kInCapsuleBytes) / 16;
+  id.ioccsz = static_cast<std::uint32_t>((sizeof(nvme::Sqe) + target.config().in_capsule_bytes) / 16);
   id.iorcsz = sizeof(nvme::Cqe) / 16;
   id.msdbd = 1;
   return id;

@@ -40,7 +40,7 @@ void store(Connection& connection, const Request& request, const KvCommand& comm
   if (sgl.identifier == nvme::kSglInCapsule || command.size == 0) {
     if (sgl.identifier == nvme::kSglInCapsule && sgl.address != 0)
       return fail(nvme::dnr(nvme::kSglOffsetInvalid));
-    if (request.data_bytes != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
+    if (request.view().size() != command.size) return fail(nvme::dnr(nvme::kDataSglLengthInvalid));
     return finish_store(connection, request.sqe.cid, command, {.bytes = request.data, .size = command.size},
                         0);
   }
@@ -160,6 +160,14 @@ void execute_io(Connection& connection, const Request& request) {
   const auto command = nvme::parse_kv(sqe);
   if (!command) return fail(nvme::kKvInvalidKeySize);
   dispatch(connection, request, *command);
+}
+
+bool stores_capsule(const Target& target, const nvme::Sqe& sqe, std::uint32_t bytes) {
+  if (sqe.opcode != static_cast<std::uint8_t>(KvOpcode::store)) return false;
+  if (sqe.sgl.identifier != nvme::kSglInCapsule || sqe.sgl.length != bytes) return false;
+  const auto command = nvme::parse_kv(sqe);
+  return command && command->key.length > 0 && command->size == bytes &&
+         bytes <= target.store().max_value_bytes();
 }
 
 void finish_store(Connection& connection, std::uint16_t cid, const KvCommand& command, Value value,

@@ -25,6 +25,8 @@ constexpr auto kStopTime = std::chrono::seconds(15);
 constexpr int kUsageError = 2;
 constexpr std::uint64_t kLeastCapacity = std::uint64_t{64} << 10U;
 constexpr std::uint64_t kLeastValue = std::uint64_t{4} << 10U;
+constexpr std::uint64_t kLeastCapsule = std::uint64_t{4} << 10U;
+constexpr std::uint64_t kLongestCapsule = kMaxH2cDataBytes;  // holds up other commands no longer than H2CData
 constexpr std::uint64_t kLongestValue = std::uint64_t{1} << 30U;
 
 // Values as typed; turned into a card by to_options().
@@ -41,6 +43,7 @@ struct ServeArguments {
   std::uint16_t file_readers{8};
   std::uint64_t max_keys{0};
   std::string max_value{"8M"};
+  std::string in_capsule{"260K"};
   std::string receive_memory{"128M"};
   std::uint16_t max_queues{64};
   std::uint32_t max_connections{1024};
@@ -79,6 +82,12 @@ void add_serve(CLI::App& app, ServeArguments& arguments) {
                   "16 KiB of the capacity, at least 65536)")
       ->check(CLI::Range(std::uint64_t{1024}, std::uint64_t{1} << 36U));
   serve.add_option("--max-value", arguments.max_value, "Longest value in bytes")->capture_default_str();
+  serve
+      .add_option(
+          "--in-capsule", arguments.in_capsule,
+          "Bytes of data that a command of an I/O queue may carry in its capsule: a store of that size "
+          "needs no R2T")
+      ->capture_default_str();
   serve.add_option("--max-queues", arguments.max_queues, "I/O queues of one controller")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -123,6 +132,14 @@ std::uint64_t size_between(const char* option, const std::string& text, std::uin
   throw std::invalid_argument(std::string(option) + " '" + text + "' must be " + rule);
 }
 
+// IOCCSZ counts in units of 16 bytes.
+std::uint32_t capsule_size(const std::string& text) {
+  constexpr const char* rule = "4K to 1M, a multiple of 16 bytes";
+  const auto size = size_between("in-capsule", text, kLeastCapsule, kLongestCapsule, rule);
+  if (size % 16 == 0) return static_cast<std::uint32_t>(size);
+  throw std::invalid_argument("in-capsule '" + text + "' must be " + rule);
+}
+
 ServeOptions to_options(const ServeArguments& arguments) {
   check_card_id(arguments.id);
   check_serial(arguments.serial);
@@ -147,6 +164,7 @@ ServeOptions to_options(const ServeArguments& arguments) {
   card.max_keys = arguments.max_keys;
   card.max_value_bytes = static_cast<std::uint32_t>(
       size_between("max-value", arguments.max_value, kLeastValue, kLongestValue, "4K to 1G"));
+  card.in_capsule_bytes = capsule_size(arguments.in_capsule);
   card.max_queues = arguments.max_queues;
   card.max_connections = arguments.max_connections;
   card.receive_bytes = parse_bytes("receive-memory", arguments.receive_memory);

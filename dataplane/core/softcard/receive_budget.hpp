@@ -1,7 +1,8 @@
 // Bytes of memory that stores under way may hold, over all connections. A store beyond it waits for its turn
 // and is asked for its data (R2T) only then. One store of each connection is always served at once: a host
 // that was asked and then sends nothing must not keep the others waiting. So the memory is bounded by the
-// limit and one value for each connection.
+// limit and one value for each connection. A capsule that is being received can't wait: it is charged
+// whatever the limit, which makes others wait; a connection has one at a time.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ class ReceiveBudget {
 
   // For a connection that holds `held` bytes already. False: not now.
   [[nodiscard]] bool take(std::uint64_t bytes, std::uint64_t held) noexcept;
+  void charge(std::uint64_t bytes) noexcept { used_ += bytes; }
   void give_back(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
 

@@ -24,10 +24,10 @@ Receiver::Read Receiver::read(int socket) noexcept {
     end_ -= begin_;
     begin_ = 0;
   }
-  const auto direct = with_digest_ ? std::min(data_.size(), kDigestPiece) : data_.size();
-  const bool whole = direct == data_.size();
-  std::array<iovec, 2> vectors{iovec{data_.data(), direct},
-                               iovec{buffer_.data() + end_, whole ? buffer_.size() - end_ : 0}};
+  const auto wished = to_ == nullptr ? 0 : missing_;
+  const auto direct = with_digest_ ? std::min(wished, kDigestPiece) : wished;
+  std::array<iovec, 2> vectors{iovec{to_, direct},
+                               iovec{buffer_.data() + end_, direct == wished ? buffer_.size() - end_ : 0}};
   const auto wanted = vectors[0].iov_len + vectors[1].iov_len;
   const auto got = ::readv(socket, vectors.data(), 2);
   if (got == 0) return Read::end;
@@ -37,31 +37,32 @@ Receiver::Read Receiver::read(int socket) noexcept {
   }
   const auto bytes = static_cast<std::size_t>(got);
   const auto to_data = std::min(bytes, direct);
-  take_data(to_data);
+  take_data({to_, to_data});
   end_ += bytes - to_data;
   return bytes == wanted ? Read::some : Read::all_there_was;
 }
 
-void Receiver::expect_data(std::span<std::byte> to, bool digest) noexcept {
+void Receiver::expect(std::byte* to, std::size_t bytes, bool digest) noexcept {
   expecting_ = true;
   with_digest_ = digest;
-  data_ = to;
-  data_bytes_ = to.size();
+  to_ = to;
+  missing_ = data_bytes_ = bytes;
   crc_ = Crc32c();
   digest_got_ = 0;
 }
 
-void Receiver::take_data(std::size_t bytes) noexcept {
-  if (with_digest_) crc_.update(data_.first(bytes));
-  data_ = data_.subspan(bytes);
+void Receiver::take_data(std::span<const std::byte> piece) noexcept {
+  if (with_digest_) crc_.update(piece);
+  missing_ -= piece.size();
+  if (to_ != nullptr) to_ += piece.size();
 }
 
 bool Receiver::advance_data() noexcept {
-  const auto bytes = std::min(data_.size(), end_ - begin_);
-  if (bytes > 0) std::memcpy(data_.data(), buffer_.data() + begin_, bytes);
-  take_data(bytes);
-  consume(bytes);
-  if (!data_.empty()) return false;
+  const auto there = buffered().first(std::min(missing_, end_ - begin_));
+  if (to_ != nullptr && !there.empty()) std::memcpy(to_, there.data(), there.size());
+  take_data(there);
+  consume(there.size());
+  if (missing_ > 0) return false;
   if (with_digest_) {
     const auto piece = std::min(nvme::kDigestBytes - digest_got_, end_ - begin_);
     std::memcpy(digest_.data() + digest_got_, buffer_.data() + begin_, piece);

@@ -29,8 +29,10 @@ class Receiver {
   void consume(std::size_t bytes) noexcept { begin_ += bytes; }
 
   // The next bytes are data for `to`, followed by its digest where `digest` says so.
-  void expect_data(std::span<std::byte> to, bool digest) noexcept;
-  // Moves what is buffered to the data; true once the data and its digest are complete.
+  void expect_data(std::span<std::byte> to, bool digest) noexcept { expect(to.data(), to.size(), digest); }
+  // The next bytes are data that nobody wants: they go through the buffer and take no memory.
+  void skip_data(std::size_t bytes, bool digest) noexcept { expect(nullptr, bytes, digest); }
+  // Moves what is buffered to the data, or drops it; true once the data and its digest are complete.
   [[nodiscard]] bool advance_data() noexcept;
   [[nodiscard]] bool expecting_data() const noexcept { return expecting_; }
   // Of the data that was complete last.
@@ -42,7 +44,8 @@ class Receiver {
  private:
   static constexpr std::size_t kBufferBytes = std::size_t{32} << 10U;
 
-  void take_data(std::size_t bytes) noexcept;
+  void expect(std::byte* to, std::size_t bytes, bool digest) noexcept;
+  void take_data(std::span<const std::byte> piece) noexcept;
 
   std::vector<std::byte> buffer_;
   std::size_t begin_{0};
@@ -50,7 +53,8 @@ class Receiver {
 
   bool expecting_{false};
   bool with_digest_{false};
-  std::span<std::byte> data_;  // what is still missing
+  std::byte* to_{nullptr};  // where the next byte of data goes; null: it is skipped
+  std::size_t missing_{0};  // bytes of data
   std::size_t data_bytes_{0};
   Crc32c crc_;
   std::array<std::byte, nvme::kDigestBytes> digest_{};
