@@ -18,7 +18,7 @@ import pytest
 from controlplane.agent.engines import provisioner as provisioner_module
 from controlplane.agent.engines.catalog import EngineKind, Variant
 from controlplane.agent.engines.environment import BrokenError, Environment, Wanted, verify
-from controlplane.agent.engines.provisioner import Provisioner
+from controlplane.agent.engines.provisioner import DETAIL_CHARACTERS, Provisioner
 from controlplane.base.backoff import Backoff
 from tests.support.waiting import eventually
 from tests.support.wheels import make_wheel
@@ -120,9 +120,15 @@ async def test_what_fails_says_why_and_is_tried_again_and_replaces_old_versions_
     wheels.mkdir()
     for number in range(1, 6):
         have(root, f"{number}.0")
-    async with provisioner(root, kind(wheels), in_use=lambda: [("tiny", "1.0")], kept_versions=1) as made:
+    # pip warns of each of these first, and says why it fails last.
+    nowhere = [word for n in range(5) for word in ("--find-links", f"/nowhere/{n}{'x' * 200}")]
+    engine = kind(wheels, pip_arguments=("--no-index", "--find-links", str(wheels), *nowhere))
+    async with provisioner(root, engine, in_use=lambda: [("tiny", "1.0")], kept_versions=1) as made:
         made.want([Wanted("tiny", "9.0")])
-        assert "tiny-engine==9.0" in await reached(made, "failed")
+        said = await reached(made, "failed")
+        assert said.startswith("python pip ended with code 1: ")
+        assert said.endswith("ERROR: No matching distribution found for tiny-engine==9.0")
+        assert len(said) == DETAIL_CHARACTERS
         assert made.versions() == {"tiny": "5.0"}
         make_wheel(wheels, "9.0")
         await reached(made, "installed")

@@ -34,7 +34,7 @@ from controlplane.base.logging import get_logger
 STEP_SECONDS = 4 * 3600.0
 PROBE_SECONDS = 600.0
 FIRST_RETRY, LONGEST_RETRY = 60.0, 3600.0
-DETAIL_CHARACTERS = 400
+DETAIL_CHARACTERS, BEGIN_CHARACTERS = 400, 60
 _SET_ASIDE = ".removed-"
 
 RunStep = Callable[..., Awaitable[list[str]]]
@@ -205,7 +205,7 @@ class Provisioner:
             version=wanted.version,
             variant=wanted.variant,
             state=state,
-            detail=detail[:DETAIL_CHARACTERS],
+            detail=shortened(detail),
         )
         old = self._states.get(wanted.engine)
         if said == old or wanted.engine not in self._wanted:
@@ -214,6 +214,14 @@ class Provisioner:
             log.info("Engine", engine=wanted.engine, version=wanted.version, state=state, detail=said.detail)
         self._states[wanted.engine] = said
         self._changed()
+
+
+def shortened(detail: str) -> str:
+    """A detail as long as it may be: what pip said last is why it failed, and what was run stands first."""
+    if len(detail) <= DETAIL_CHARACTERS:
+        return detail
+    begin = detail[:BEGIN_CHARACTERS]
+    return f"{begin} … {detail[len(begin) + 3 - DETAIL_CHARACTERS :]}"
 
 
 def _remove_set_aside(folder: Path) -> None:
