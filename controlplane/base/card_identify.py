@@ -53,7 +53,7 @@ class CardIdentify:
         if done.code != 0:
             words = done.errors.decode("utf-8", "replace").strip().splitlines()[-1:]
             told = words[0].removeprefix("akv-nvme: ")[:200] if words else f"exit code {done.code}"
-            raise IdentifyError(told)
+            raise IdentifyError("".join(c if c.isprintable() else "?" for c in told))
         return parse_identified(done.output)
 
 
@@ -64,13 +64,18 @@ def program(name: str) -> str:
 
 
 def parse_identified(output: bytes) -> Identified:
-    """Read the program's JSON. Raises IdentifyError."""
+    """Read the program's JSON. Raises IdentifyError.
+
+    What a card says of itself comes before operators' eyes: what could move a terminal's cursor is no serial.
+    """
     try:
         document = json.loads(output)
         names = [
             entry["uuid"] or entry["nguid"] or f"nsid {entry['nsid']}" for entry in document["namespaces"]
         ]
         serial, nqn = _text(document, "serial").strip(), _text(document, "nqn")
+        if not all(text.isprintable() for text in (serial, nqn, *map(str, names))):
+            raise IdentifyError("it says a serial or a name with characters that can't be shown")
         return Identified(serial, nqn, document["multi_controller"] is True, tuple(sorted(map(str, names))))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise IdentifyError("akv-nvme printed something that is not its JSON") from None

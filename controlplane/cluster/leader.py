@@ -72,15 +72,19 @@ class Leader:
         return cycle if self._leadership is not None else min(cycle, FOLLOWER_POLL_SECONDS)
 
     async def cycle(self) -> None:
-        """Run one cycle and log its sentence: each one of a leader, a follower's when it changes."""
+        """Run one cycle and log its sentence: each one of a leader, a follower's when it changes.
+
+        In an outage the details change in every cycle, with the member that is asked: its kind counts.
+        """
         self._told = []
         try:
-            sentence = await self._cycle()
+            kind = sentence = await self._cycle()
         except (StoreError, RequestError, RecordError) as error:
             await self._check_lease(error)
             done = "; ".join(self._told)
             sentence = f"{done}; broken off: {error}" if done else f"nothing done: {error}"
-        if self._leadership is not None or self._said.changed(sentence):
+            kind = type(error).__name__
+        if self._leadership is not None or self._said.changed(kind):
             log.info("cycle", says=sentence)
 
     async def resign(self) -> None:

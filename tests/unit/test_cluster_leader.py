@@ -66,3 +66,26 @@ async def test_a_cycle_that_is_broken_off_says_how_far_it_came(
 ) -> None:
     await leader_of(tmp_path, **faults).cycle()
     assert sentence in capsys.readouterr().out
+
+
+async def test_a_follower_tells_an_outage_once_whatever_its_details(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks every second, and each time another member may have given no answer."""
+    leader = leader_of(tmp_path)
+    leader._leadership = None
+    details = iter(["h1 is silent", "h2 is silent", "h1 refuses", None, "h3 is silent"])
+    following: Any = leader
+
+    async def cycle() -> str:
+        detail = next(details)
+        if detail is None:
+            return "following h2"
+        raise StoreUnavailable(detail)
+
+    following._cycle = cycle
+    for _ in range(5):
+        await leader.cycle()
+    told = [line for line in capsys.readouterr().out.splitlines() if "says=" in line]
+    assert [any(word in line for line in told) for word in ("h1 is", "following", "h3 is")] == [True] * 3
+    assert len(told) == 3, told

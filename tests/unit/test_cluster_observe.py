@@ -169,8 +169,8 @@ async def test_a_learner_has_caught_up_when_it_has_applied_nine_tenths_of_the_ne
     """What it has received and not applied does not count, nor what a member behind it has; what the others
     have received does.
     """
-    voters = {"h1": status(1, applied=10, raft=100), "h2": status(2, applied=5, raft=10)}
-    views = await look(**voters, h3=status(3, applied=applied, raft=100))
+    first, second = status(1, applied=10, raft=100), status(2, applied=5, raft=10)
+    views = await look(h1=first, h2=second, h3=status(3, applied=applied, raft=100))
     assert views["h3"].caught_up is caught_up
 
 
