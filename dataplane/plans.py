@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from akv.v1 import plan_pb2
+
+from controlplane.base.card_names import is_nqn, is_serial, is_service_id, is_uuid
 
 LAYOUT_VERSION: Final = 1
 SLOTS: Final = 8
@@ -16,11 +18,8 @@ MAX_PATHS: Final = 16
 # One plan that counts too far must not make every later one too old: nobody counts so far, or so far at once.
 MAX_SEQUENCE: Final = 2**63
 MAX_SEQUENCE_STEP: Final = 2**32
-_SERIAL = re.compile(r"[!-~]{1,20}")
-_CLUSTER = re.compile(r"[!-~]{1,64}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
-_NQN = re.compile(r"nqn\.[!-~]{1,219}")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_is_cluster = re.compile(r"[!-~]{1,64}").fullmatch
+_is_fingerprint = re.compile(r"[0-9a-f]{16}").fullmatch
 
 Slot = tuple[int, bool, str, str, str, list[tuple[str, str, str]]]
 
@@ -45,7 +44,7 @@ class Change:
 
 def check_plan(plan: plan_pb2.Plan) -> None:
     """Check every field. Raises InvalidPlanError."""
-    _match("cluster_uuid", plan.cluster_uuid, _CLUSTER, "1 to 64 printable characters")
+    _expect("cluster_uuid", plan.cluster_uuid, _is_cluster, "1 to 64 printable characters")
     if plan.sequence < 1:
         raise InvalidPlanError("sequence: 0 is no sequence number; begin with 1")
     if plan.sequence > MAX_SEQUENCE:
@@ -58,7 +57,7 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         )
     if plan.num_dbs < 1:
         raise InvalidPlanError("num_dbs: 0 partitions; it is at least 1")
-    _match("fingerprint", plan.fingerprint, _FINGERPRINT, "16 hexadecimal digits")
+    _expect("fingerprint", plan.fingerprint, _is_fingerprint, "16 hexadecimal digits")
     last = -1
     for index, assignment in enumerate(plan.slots):
         _check_slot(f"slots[{index}]", assignment, last)
@@ -128,8 +127,8 @@ def _routable_by_serial(plan: plan_pb2.Plan | None) -> dict[str, bool]:
     return {} if plan is None else {entry.card.serial: entry.routable for entry in plan.slots}
 
 
-def _match(field: str, value: str, pattern: re.Pattern[str], wanted: str) -> None:
-    if pattern.fullmatch(value) is None:
+def _expect(field: str, value: str, holds: Callable[[str], object], wanted: str) -> None:
+    if not holds(value):
         raise InvalidPlanError(f"{field}: {value[:80]!r} is not {wanted}")
 
 
@@ -139,23 +138,14 @@ def _check_slot(where: str, assignment: plan_pb2.SlotAssignment, last: int) -> N
     if assignment.slot <= last:
         raise InvalidPlanError(f"{where}.slot: {assignment.slot} comes after {last}; slots ascend")
     card = assignment.card
-    _match(f"{where}.card.serial", card.serial, _SERIAL, "1 to 20 printable characters")
-    _match(f"{where}.card.nqn", card.nqn, _NQN, "an NVMe qualified name of at most 223 characters")
+    _expect(f"{where}.card.serial", card.serial, is_serial, "1 to 20 printable characters")
+    _expect(f"{where}.card.nqn", card.nqn, is_nqn, "an NVMe qualified name of at most 223 characters")
     if card.uuid:
-        _check_uuid(f"{where}.card.uuid", card.uuid)
+        _expect(f"{where}.card.uuid", card.uuid, is_uuid, "a UUID")
     if len(card.paths) > MAX_PATHS:
         raise InvalidPlanError(f"{where}.card.paths: {len(card.paths)} paths; at most {MAX_PATHS}")
     for index, path in enumerate(card.paths):
         _check_path(f"{where}.card.paths[{index}]", path)
-
-
-def _check_uuid(where: str, text: str) -> None:
-    try:
-        canonical = str(uuid.UUID(text))
-    except ValueError:
-        canonical = ""
-    if canonical != text.lower():
-        raise InvalidPlanError(f"{where}: {text[:80]!r} is not a UUID")
 
 
 def _check_path(where: str, path: plan_pb2.CardPath) -> None:
@@ -165,5 +155,4 @@ def _check_path(where: str, path: plan_pb2.CardPath) -> None:
         ipaddress.ip_address(path.traddr)
     except ValueError:
         raise InvalidPlanError(f"{where}.traddr: {path.traddr[:80]!r} is not an IP address") from None
-    if _PORT.fullmatch(path.trsvcid) is None or int(path.trsvcid) > 65535:
-        raise InvalidPlanError(f"{where}.trsvcid: {path.trsvcid[:80]!r} is not a port number")
+    _expect(f"{where}.trsvcid", path.trsvcid, is_service_id, "a port number")

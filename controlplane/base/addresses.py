@@ -81,6 +81,14 @@ def parse_port(port: str, where: str | None = None) -> int:
     return int(port)
 
 
+def canonical_port(text: str) -> str:
+    """The one spelling of a TCP port at which something is reached, 1 to 65535. Raises AddressError."""
+    port = parse_port(text)
+    if port == 0:
+        raise AddressError("port 0 reaches nothing: write a number from 1 to 65535")
+    return str(port)
+
+
 def bracketed(host: str) -> str:
     """`host` as it goes into a URL or before a port."""
     return f"[{host}]" if ":" in host else host

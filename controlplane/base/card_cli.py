@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.base.addresses import AddressError, canonical_address
+from controlplane.base.addresses import AddressError, canonical_address, canonical_port
 from controlplane.base.bounded_command import CommandError, run_bounded
+from controlplane.base.card_names import is_serial
 
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_CARDS = 256
 
-_PORT_DIGITS = 5
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_SERIAL = re.compile(r"[\x21-\x2e\x30-\x7e]{1,20}")
 
 
 class CardCliError(Exception):
@@ -60,11 +59,12 @@ def _path(record: Any) -> ListedPath:
     transport, port = _text(record, "transport"), str(record.get("trsvcid"))
     if transport not in {"tcp", "rdma"}:
         raise CardCliError(f"a card's transport is {transport!r}, not tcp or rdma")
-    # A number of thousands of digits is one that Python does not read.
-    if len(port) > _PORT_DIGITS or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-        raise CardCliError(f"a card's trsvcid is {port[:20]!r}, not a port number")
     try:
-        return ListedPath(transport, canonical_address(_text(record, "traddr")), str(int(port)))
+        service = canonical_port(port)
+    except AddressError:
+        raise CardCliError(f"a card's trsvcid is {port[:20]!r}, not a port number") from None
+    try:
+        return ListedPath(transport, canonical_address(_text(record, "traddr")), service)
     except AddressError as error:
         raise CardCliError(f"a card's traddr: {error}") from None
 
@@ -75,7 +75,7 @@ def _card(record: Any) -> ListedCard:
     device, serial, nqn = _text(record, "id"), _text(record, "serial").strip(), _text(record, "nqn", 223)
     if not _DEVICE.fullmatch(device):
         raise CardCliError(f"a card's id is {device!r}, not a device name")
-    if not _SERIAL.fullmatch(serial):
+    if not is_serial(serial) or "/" in serial:
         raise CardCliError(
             f"the serial of {device} is {serial!r}, not 1 to 20 printable characters without '/'"
         )

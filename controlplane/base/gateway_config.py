@@ -7,14 +7,19 @@ starts; what depends on the machine is in gateway_checks.py.
 from __future__ import annotations
 
 import os
-import re
-import uuid
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from controlplane.base.addresses import HostPort, canonical_address, parse_host_port
+from controlplane.base.addresses import (
+    AddressError,
+    HostPort,
+    canonical_address,
+    canonical_port,
+    parse_host_port,
+)
+from controlplane.base.card_names import is_nqn, is_serial, is_uuid
 from controlplane.base.config_errors import ConfigError, explain
 from controlplane.base.cpu_list import parse_cpu_list
 from controlplane.base.credentials import CredentialFiles
@@ -24,7 +29,6 @@ __all__ = ["ConfigError", "GatewayConfig", "StorageDevice", "load_gateway_config
 
 MAX_CARDS = 8
 _UNIX_PATH_BYTES = 107
-_NQN = re.compile(r"nqn\.[!-~]{1,219}")
 
 _MISPLACED = {
     "affinity_blocks": "it is a setting of the client: set it in the connector's configuration",
@@ -57,9 +61,12 @@ def _socket_path(text: str) -> str:
 def _service_id(value: object) -> object:
     """A port may stand in YAML as a number; NVMe-oF calls it by its decimal text."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(text, str) and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise ValueError("is not a port; write a number from 1 to 65535")
-    return text
+    if not isinstance(text, str):
+        return text
+    try:
+        return canonical_port(text)
+    except AddressError:
+        raise ValueError("is not a port; write a number from 1 to 65535") from None
 
 
 def _flag(value: object) -> object:
@@ -67,7 +74,7 @@ def _flag(value: object) -> object:
 
 
 def _nqn(text: str) -> str:
-    if not _NQN.fullmatch(text):
+    if not is_nqn(text):
         raise ValueError(
             'is not an NVMe qualified name; it begins with "nqn." and has at most 223 characters'
         )
@@ -75,7 +82,7 @@ def _nqn(text: str) -> str:
 
 
 def _serial(text: str) -> str:
-    if not 1 <= len(text) <= 20 or not text.isascii() or not text.isprintable() or " " in text:
+    if not is_serial(text):
         raise ValueError("is not a serial number; write the 1 to 20 characters that `nvme list` shows")
     return text
 
@@ -119,13 +126,9 @@ def _listen(text: str) -> str:
 
 
 def _cluster_uuid(text: str) -> str:
-    try:
-        canonical = str(uuid.UUID(text))
-    except ValueError:
-        canonical = ""
-    if canonical != text.lower():
+    if not is_uuid(text):
         raise ValueError("is not a cluster's uuid; copy it from `clustercli get_cluster`")
-    return canonical
+    return text.lower()
 
 
 _Path = Annotated[str, AfterValidator(_absolute)]
@@ -224,7 +227,7 @@ def load_gateway_config(path: Path) -> GatewayConfig:
     except ValidationError as error:
         keys = [*GatewayConfig.model_fields, *StorageDevice.model_fields]
         raise ConfigError(origin, explain(error, keys, _MISPLACED)) from error
-    problems = [*_source_problems(config), *_size_problems(config), *_place_problems(config, document)]
+    problems = [*_source_problems(config), *_size_problems(config), *_place_problems(config)]
     if problems:
         raise ConfigError(origin, problems)
     return config
@@ -286,7 +289,7 @@ def _lending_problems(config: GatewayConfig) -> list[str]:
     return problems
 
 
-def _place_problems(config: GatewayConfig, document: dict[str, Any]) -> list[str]:
+def _place_problems(config: GatewayConfig) -> list[str]:
     problems = []
     seen: dict[str, str] = {}
     for key in ("state_dir", "status_file", "dataplane_socket", "client_socket"):

@@ -5,8 +5,8 @@ A wiped or restored host must not take cards away (DESIGN.md, "Records in etcd")
 
 from __future__ import annotations
 
+from controlplane.base.card_names import is_uuid
 from controlplane.model.cards import ClusterSnapshot
-from controlplane.model.soundness import is_uuid
 
 
 class ClusterIdentity:

@@ -6,25 +6,13 @@ from every gateway, so it is treated like a record that can't be read: unknown, 
 
 from __future__ import annotations
 
-import re
-import uuid
 from dataclasses import replace
 from typing import Final
 
-from controlplane.model.cards import CardPath, CardRecord, ClusterSnapshot, RegistryEntry, UnreadableRecord
+from controlplane.base.card_names import is_nqn, is_serial, is_service_id, is_uuid
+from controlplane.model.cards import CardRecord, ClusterSnapshot, RegistryEntry, UnreadableRecord
 
 MAX_PATHS: Final = 16
-_SERIAL = re.compile(r"[!-~]{1,20}")
-_NQN = re.compile(r"nqn\.[!-~]{1,219}")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-
-
-def is_uuid(text: str) -> bool:
-    """Whether `text` is a UUID in the canonical form, in lower or upper case."""
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False
 
 
 def sound(snapshot: ClusterSnapshot) -> ClusterSnapshot:
@@ -62,9 +50,9 @@ def _registry(entry: RegistryEntry) -> UnreadableRecord:
 
 
 def _wrong_entry(entry: RegistryEntry) -> str | None:
-    if not _SERIAL.fullmatch(entry.serial):
+    if not is_serial(entry.serial):
         return "its serial number is not 1 to 20 printable characters"
-    if not _NQN.fullmatch(entry.nqn):
+    if not is_nqn(entry.nqn):
         return f"{entry.nqn[:80]!r} is not an NVMe qualified name"
     return None
 
@@ -74,7 +62,7 @@ def _split_cards(records: tuple[CardRecord, ...]) -> tuple[tuple[CardRecord, ...
     notes: list[_Note] = []
     for record in records:
         where = f"{record.host} {record.device}"
-        paths = tuple(path for path in record.paths if _is_port(path))[:MAX_PATHS]
+        paths = tuple(path for path in record.paths if is_service_id(path.trsvcid))[:MAX_PATHS]
         if record.paths and not paths:
             wrong = f"{where}: none of its addresses has a port from 1 to 65535"
             notes.append((wrong, UnreadableRecord("card", record.host, record.device)))
@@ -86,7 +74,3 @@ def _split_cards(records: tuple[CardRecord, ...]) -> tuple[tuple[CardRecord, ...
             notes.append((f"{where}: {record.uuid[:40]!r} is not a UUID, so any KV namespace will do", None))
         good.append(replace(record, paths=paths, uuid=known))
     return tuple(good), notes
-
-
-def _is_port(path: CardPath) -> bool:
-    return _PORT.fullmatch(path.trsvcid) is not None and int(path.trsvcid) <= 65535

@@ -11,6 +11,7 @@ from controlplane.base.addresses import (
     HostPort,
     canonical_address,
     canonical_host,
+    canonical_port,
     is_loopback,
     parse_host_port,
 )
@@ -84,6 +85,14 @@ def test_refused_with_what_to_write(text: str, default: int | None, message: str
 def test_canonical_host_keeps_names_and_urls_are_bracketed() -> None:
     assert canonical_host("GPU-1.Example.") == "gpu-1.example"
     assert HostPort("::1", 80).url("http") == "http://[::1]:80"
+
+
+def test_a_port_that_is_reached_has_one_spelling() -> None:
+    assert canonical_port("4420") == canonical_port("04420") == "4420"
+    assert [canonical_port(text) for text in ("1", "65535")] == ["1", "65535"]
+    for text in ("", "0", "00", "65536", "-1", "+1", "1.0", "٣", " 1", "1" * 5000):
+        with pytest.raises(AddressError):
+            canonical_port(text)
 
 
 @pytest.mark.parametrize(
