@@ -64,7 +64,8 @@ bench: setup ## One figure of docs/performance.md (WHAT=NAME QUICK=1 REPEATS=5 O
 	@$(BIN)/python -m bench.figures $(or $(WHAT),--help) $(if $(QUICK),--quick) \
 	  $(if $(REPEATS),--repeats $(REPEATS)) $(if $(TRACE),--trace "$(TRACE)") $(OPTIONS)
 
-performance: setup ## Write tables and plots of docs/performance.md from the figures in build/bench
+performance: ## Write tables and plots of docs/performance.md from the figures in build/bench
+	@tools/setup plots
 	@$(BIN)/python -m bench.figures.page build/bench docs/performance.md
 	@$(BIN)/python -m bench.figures.plot build/bench docs/plots
 
@@ -76,7 +77,7 @@ soak: setup ## Random faults on network namespaces, as root (FAULTS=200 SEED=N)
 	@AKV_FAULT_FULL=1 AKV_FAULTS=$(or $(FAULTS),200) AKV_FAULT_SEED=$(or $(SEED),$$(date +%s)) \
 	  $(BIN)/python -m pytest -q -s tests/fault/test_table_random.py
 
-lock: setup ## Write requirements.lock anew from pyproject.toml
+lock: setup ## Write requirements.lock and requirements-plots.lock anew from pyproject.toml
 	@tools/lock
 
 proto-baseline: setup ## Accept the protos of today as what `buf breaking` compares with

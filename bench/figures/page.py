@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.figures.plot import DRAWN, size_text, unique
+from bench.figures.labels import DRAWN, size_text, unique
 
 # What is measured for each cache or program, and how a table of it is called.
 FIELDS = {

@@ -18,7 +18,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-DRAWN = ("path", "peers", "initiator")
+from bench.figures.labels import DRAWN, size_text, unique
+
 # One colour for each name in every plot.
 COLOURS = {
     "loopback": "#888888",
@@ -107,16 +108,6 @@ def _panel(axes: Axes, title: str, rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xlabel("block size")
     axes.set_ylabel("GB/s")
     axes.grid(alpha=0.3)
-
-
-def unique(rows: Sequence[dict[str, Any]], label: str) -> list[Any]:
-    """The values of a label, in the order of the rows."""
-    return list(dict.fromkeys(row[label] for row in rows))
-
-
-def size_text(size: int) -> str:
-    """A block size for a tick."""
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from bench.figures.__main__ import without_paths
 from bench.figures.page import main as page_program
 from bench.figures.page import rewritten, tables
 from bench.figures.path import least, report
-from bench.figures.plot import draw
 from bench.figures.record import Claim, Report, Row, ratios
 from bench.figures.spdk import total_mib_per_s
 from bench.initiator import Case as InitiatorCase
@@ -122,34 +121,6 @@ def test_the_speed_of_spdk_is_read_from_its_total() -> None:
     ]
     assert total_mib_per_s("\n".join(lines)) == 2400.5
     assert total_mib_per_s("Total latency: unknown\n") is None
-
-
-def test_a_plot_has_a_panel_for_each_depth_and_the_same_bytes_again(tmp_path: Path) -> None:
-    rows = [
-        Row(
-            "",
-            "GB/s",
-            [speed, speed + 1],
-            {"cache": cache, "op": op, "size": size, "batch": batch, "field": "gb_per_s"},
-        )
-        for op in ("put", "get")
-        for batch in (1, 32)
-        for size in (256 << 10, 2 << 20)
-        for cache, speed in (("loopback", 2.0), ("ours-region", 1.8))
-    ]
-    machine = {"cores": 2, "cpu": "Example", "began": "2026-01-31T00:00:00+00:00"}
-    record = json.loads(json.dumps(Report("path", rows, [], {}).record([], machine)))
-    text = draw(record, tmp_path / "one.svg").read_text()
-    for word in (
-        "put, depth 1",
-        "get, depth 32",
-        "256 KiB",
-        "2 MiB",
-        "ours-region",
-        "2 cores, Example, 2026-01-31",
-    ):
-        assert word in text
-    assert draw(record, tmp_path / "two.svg").read_text() == text
 
 
 def test_the_page_gets_the_tables_of_the_figures_that_were_taken() -> None:

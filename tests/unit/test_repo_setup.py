@@ -147,23 +147,41 @@ def test_an_unfit_python_and_an_unknown_argument_are_refused(clone: Clone) -> No
 def project() -> dict[str, list[str]]:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     requirements = config["project"]["dependencies"] + config["project"]["optional-dependencies"]["dev"]
-    return {"wanted": requirements, "build": config["build-system"]["requires"]}
-
-
-def test_the_lock_pins_everything_that_the_project_asks_for() -> None:
-    pins = {
-        canonicalize_name(name): version
-        for name, version in PINNED.findall((ROOT / "requirements.lock").read_text())
+    return {
+        "wanted": requirements,
+        "build": config["build-system"]["requires"],
+        "plots": config["dependency-groups"]["plots"],
     }
-    wanted = [Requirement(text) for texts in project().values() for text in texts]
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Version by package."""
+    found = PINNED.findall((ROOT / lock).read_text())
+    return {canonicalize_name(name): version for name, version in found}
+
+
+@pytest.mark.parametrize(
+    ("lock", "parts"), [("requirements.lock", ("wanted", "build")), ("requirements-plots.lock", ("plots",))]
+)
+def test_a_lock_pins_everything_that_the_project_asks_for(lock: str, parts: tuple[str, ...]) -> None:
+    pinned = pins(lock)
+    wanted = [Requirement(text) for part in parts for text in project()[part]]
     missing = [
-        str(need) for need in wanted if pins.get(canonicalize_name(need.name), "") not in need.specifier
+        str(need) for need in wanted if pinned.get(canonicalize_name(need.name), "") not in need.specifier
     ]
     assert missing == []
 
 
-def test_every_pin_has_a_hash_and_no_address() -> None:
-    text = (ROOT / "requirements.lock").read_text()
+def test_the_locks_agree_and_only_one_has_what_draws() -> None:
+    always, plots = pins("requirements.lock"), pins("requirements-plots.lock")
+    both = always.keys() & plots.keys()
+    assert {name: always[name] for name in both} == {name: plots[name] for name in both}
+    assert "matplotlib" not in always
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-plots.lock"])
+def test_every_pin_has_a_hash_and_no_address(lock: str) -> None:
+    text = (ROOT / lock).read_text()
     assert "://" not in text
     assert "--index" not in text
     entries = re.split(r"\n(?=\S)", text.strip())
