@@ -20,7 +20,7 @@ class PlanPusher:
 
     What the dataplane serves is always read before it is compared, and a plan counts as served only after the
     dataplane has taken it. Sequence numbers go on from the dataplane's own. It is read again every
-    `check_seconds`: a suspended process keeps its connection, but serves nothing.
+    CHECK_SECONDS: a suspended process keeps its connection, but serves nothing.
     """
 
     def __init__(
@@ -28,11 +28,9 @@ class PlanPusher:
         dataplane: DataplaneClient,
         backoff: Backoff,
         accepted_uuid: str | None = None,
-        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._dataplane = dataplane
         self._backoff = backoff
-        self._check_seconds = check_seconds
         self._accepted_uuid = accepted_uuid
         self._wanted: GatewayPlan | None = None
         self._served: Served | None = None
@@ -83,9 +81,9 @@ class PlanPusher:
         return served
 
     async def _until_due(self) -> None:
-        """Wait for a change; after `check_seconds` without one see whether the dataplane still answers."""
+        """Wait for a change; after CHECK_SECONDS without one see whether the dataplane still answers."""
         try:
-            async with asyncio.timeout(self._check_seconds):
+            async with asyncio.timeout(CHECK_SECONDS):
                 await self._changed.wait()
         except TimeoutError:
             self._served = await self._read()

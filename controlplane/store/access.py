@@ -69,12 +69,6 @@ async def _roles_of(client: EtcdClient, name: str) -> list[str]:
     return list(answer.roles)
 
 
-async def access_is_controlled(client: EtcdClient) -> bool:
-    """Whether etcd asks who calls. Raises StoreError."""
-    answer = await client.read(lambda e: e.auth.AuthStatus, pb.AuthStatusRequest())
-    return bool(answer.enabled)
-
-
 async def _add_role(client: EtcdClient, name: str) -> None:
     await _repeat(client, lambda e: e.auth.RoleAdd, pb.RoleAddRequest(name=name), Refusal.NAME_EXISTS)
 

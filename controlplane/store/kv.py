@@ -33,11 +33,6 @@ def delete(key: bytes) -> pb.RequestOp:
     return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
 
 
-def delete_prefix(prefix: bytes) -> pb.RequestOp:
-    """Delete all keys that begin with `prefix`."""
-    return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=prefix, range_end=prefix_end(prefix)))
-
-
 def absent(key: bytes) -> pb.Compare:
     """True while the key does not exist."""
     return created_at(key, 0)

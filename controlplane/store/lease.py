@@ -29,7 +29,7 @@ class Lease:
         self._client = client
         self._pool = client.open_pool()
         self._valid_until = sent + ttl
-        self._lost = asyncio.Event()
+        self._lost = False
         self._task = asyncio.create_task(self._keep(), name=f"etcd-lease-{lease_id:x}")
 
     @classmethod
@@ -45,31 +45,27 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether the lease is gone or can't be trusted any more."""
-        return self._lost.is_set() or self.remaining() <= 0
+        return self._lost or self.remaining() <= 0
 
     def remaining(self) -> float:
         """Seconds for which the lease certainly still holds."""
-        if self._lost.is_set():
+        if self._lost:
             return 0.0
         return max(0.0, self._valid_until - self._client.clock())
-
-    async def wait_lost(self) -> None:
-        """Return when the lease is lost."""
-        await self._lost.wait()
 
     async def close(self, *, revoke: bool = True) -> None:
         """Stop renewing and, unless told otherwise, revoke the lease, which deletes its keys at once."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._client.close_pool(self._pool)
-        if revoke and not self._lost.is_set():
+        if revoke and not self._lost:
             # When etcd does not answer, the lease expires by itself.
             with contextlib.suppress(StoreError):
                 await self._client.write(lambda e: e.lease.LeaseRevoke, pb.LeaseRevokeRequest(id=self.id))
-        self._lost.set()
+        self._lost = True
 
     async def _keep(self) -> None:
-        while not self._lost.is_set():
+        while not self._lost:
             await asyncio.sleep(self.ttl / 3)
             await self._renew()
 
@@ -117,6 +113,6 @@ class Lease:
         return 0.0
 
     def _lose(self, reason: str) -> None:
-        if not self._lost.is_set():
+        if not self._lost:
             log.warning("etcd lease lost", lease=f"{self.id:x}", reason=reason)
-            self._lost.set()
+            self._lost = True

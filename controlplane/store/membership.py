@@ -77,7 +77,7 @@ async def list_members(
 
 
 async def add_learner(
-    client: EtcdClient, peer_url: str, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
+    client: EtcdClient, peer_url: str, *, guard: Guard = lambda: None
 ) -> tuple[Member, list[Member]]:
     """Add a learner; returns it and all members. Raises StoreError.
 
@@ -85,22 +85,20 @@ async def add_learner(
     for 10 s at least. RequestRefused: TOO_MANY_LEARNERS, PEER_URL_EXISTS, NOT_ENOUGH_STARTED.
     """
     request = pb.MemberAddRequest(peer_urls=[peer_url], is_learner=True)
-    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberAdd), request, seconds)
+    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberAdd), request, MEMBER_CALL_SECONDS)
     return _member(answer.member), _members(answer.members)
 
 
-async def remove_member(
-    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
-) -> list[Member]:
+async def remove_member(client: EtcdClient, member_id: int, *, guard: Guard = lambda: None) -> list[Member]:
     """Remove a member; returns those that stay. Raises StoreError (RequestRefused: MEMBER_NOT_FOUND)."""
     request = pb.MemberRemoveRequest(id=member_id)
-    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberRemove), request, seconds)
+    answer = await client.write(
+        lambda e: _guarded(guard, e.cluster.MemberRemove), request, MEMBER_CALL_SECONDS
+    )
     return _members(answer.members)
 
 
-async def promote_member(
-    client: EtcdClient, member_id: int, *, seconds: float = MEMBER_CALL_SECONDS, guard: Guard = lambda: None
-) -> list[Member]:
+async def promote_member(client: EtcdClient, member_id: int, *, guard: Guard = lambda: None) -> list[Member]:
     """Make a learner a voter; returns all members. Raises StoreError (RequestRefused: LEARNER_NOT_READY).
 
     Raft's leader is asked. Another member hands the question on to it, but without the caller's name: under
@@ -108,7 +106,9 @@ async def promote_member(
     """
     request = pb.MemberPromoteRequest(id=member_id)
     at = await _raft_leader(client)
-    answer = await client.write(lambda e: _guarded(guard, e.cluster.MemberPromote), request, seconds, at=at)
+    answer = await client.write(
+        lambda e: _guarded(guard, e.cluster.MemberPromote), request, MEMBER_CALL_SECONDS, at=at
+    )
     return _members(answer.members)
 
 
@@ -127,12 +127,10 @@ async def _raft_leader(client: EtcdClient) -> str | None:
     return next((endpoint for endpoint, yes in zip(endpoints, answers, strict=True) if yes), None)
 
 
-async def move_raft_leader(
-    client: EtcdClient, endpoint: str, target_id: int, *, seconds: float = MEMBER_CALL_SECONDS
-) -> None:
+async def move_raft_leader(client: EtcdClient, endpoint: str, target_id: int) -> None:
     """Let the voter `target_id` lead raft; asked of the present leader. Raises StoreError, or KeyError."""
     request = pb.MoveLeaderRequest(target_id=target_id)
-    await client.ask(endpoint, lambda e: e.maintenance.MoveLeader, request, seconds)
+    await client.ask(endpoint, lambda e: e.maintenance.MoveLeader, request, MEMBER_CALL_SECONDS)
 
 
 async def member_status(client: EtcdClient, endpoint: str, *, seconds: float = 0.5) -> MemberStatus:
@@ -154,19 +152,19 @@ async def member_status(client: EtcdClient, endpoint: str, *, seconds: float = 0
     )
 
 
-async def list_alarms(client: EtcdClient, *, seconds: float | None = None) -> list[Alarm]:
+async def list_alarms(client: EtcdClient) -> list[Alarm]:
     """Raised alarms. Raises StoreError."""
     request = pb.AlarmRequest(action=pb.AlarmRequest.GET)
-    answer = await client.read(lambda e: e.maintenance.Alarm, request, seconds)
+    answer = await client.read(lambda e: e.maintenance.Alarm, request)
     return [Alarm(alarm.member_id, pb.AlarmType.Name(alarm.alarm)) for alarm in answer.alarms]
 
 
-async def disarm(client: EtcdClient, alarm: Alarm, *, seconds: float = MEMBER_CALL_SECONDS) -> None:
+async def disarm(client: EtcdClient, alarm: Alarm) -> None:
     """Switch an alarm off (harmless to repeat). Raises StoreError."""
     request = pb.AlarmRequest(
         action=pb.AlarmRequest.DEACTIVATE, member_id=alarm.member_id, alarm=pb.AlarmType.Value(alarm.kind)
     )
-    await client.read(lambda e: e.maintenance.Alarm, request, seconds)
+    await client.read(lambda e: e.maintenance.Alarm, request, MEMBER_CALL_SECONDS)
 
 
 async def compact(client: EtcdClient, revision: int, *, seconds: float = MEMBER_CALL_SECONDS) -> None:
@@ -174,9 +172,9 @@ async def compact(client: EtcdClient, revision: int, *, seconds: float = MEMBER_
     await client.write(lambda e: e.kv.Compact, pb.CompactRequest(revision=revision, physical=True), seconds)
 
 
-async def defragment(client: EtcdClient, endpoint: str, *, seconds: float = DEFRAGMENT_SECONDS) -> None:
+async def defragment(client: EtcdClient, endpoint: str) -> None:
     """Give freed space of the member at `endpoint` back; it serves nothing meanwhile. Raises StoreError."""
-    await client.ask(endpoint, lambda e: e.maintenance.Defragment, pb.DefragmentRequest(), seconds)
+    await client.ask(endpoint, lambda e: e.maintenance.Defragment, pb.DefragmentRequest(), DEFRAGMENT_SECONDS)
 
 
 def _guarded(guard: Guard, rpc: T) -> T:

@@ -59,9 +59,9 @@ def hash_of(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-async def read_names(client: EtcdClient, *, seconds: float | None = None) -> tuple[NameRecord, ...]:
+async def read_names(client: EtcdClient) -> tuple[NameRecord, ...]:
     """Every name that has a certificate. Raises StoreError."""
-    answer = await client.range(NAMES_PREFIX, kv.prefix_end(NAMES_PREFIX), seconds=seconds)
+    answer = await client.range(NAMES_PREFIX, kv.prefix_end(NAMES_PREFIX))
     return tuple(_decode_name(pair) for pair in answer.kvs)
 
 
@@ -101,9 +101,9 @@ async def revoke_name(client: EtcdClient, name: str) -> NameRecord | None:
     return revoked
 
 
-async def read_tokens(client: EtcdClient, *, seconds: float | None = None) -> tuple[TokenRecord, ...]:
+async def read_tokens(client: EtcdClient) -> tuple[TokenRecord, ...]:
     """Open tokens, expired ones too. Raises StoreError."""
-    answer = await client.range(TOKENS_PREFIX, kv.prefix_end(TOKENS_PREFIX), seconds=seconds)
+    answer = await client.range(TOKENS_PREFIX, kv.prefix_end(TOKENS_PREFIX))
     return tuple(_decode_token(pair) for pair in answer.kvs)
 
 

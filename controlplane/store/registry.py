@@ -6,7 +6,6 @@ from controlplane.base.backoff import Tries
 from controlplane.model.cards import RegistryEntry
 from controlplane.store import codec, kv, schema
 from controlplane.store.client import EtcdClient
-from controlplane.store.election import Leadership
 from controlplane.store.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from controlplane.store.writes import delete_key
 
@@ -47,9 +46,9 @@ async def register_card(client: EtcdClient, serial: str, nqn: str, uuid: str) ->
     raise StoreUnavailable(f"card {serial} could not be registered: the registry changes at each try")
 
 
-async def forget_card(client: EtcdClient, serial: str, fence: Leadership | None = None) -> bool:
+async def forget_card(client: EtcdClient, serial: str) -> bool:
     """Take a card out of the registry (an administrator's act); True when it was in. Raises StoreError."""
-    return await delete_key(client, schema.registry_key(serial), fence)
+    return await delete_key(client, schema.registry_key(serial))
 
 
 async def forget_seen_card(client: EtcdClient, serial: str, revision: int) -> bool:

@@ -50,11 +50,6 @@ def card_key(host: str, device: str) -> bytes:
     return host_prefix(host) + b"cards/" + _segment(device, "device")
 
 
-def cards_prefix(host: str) -> bytes:
-    """`/targets/<host>/cards/`."""
-    return host_prefix(host) + b"cards/"
-
-
 def health_key(host: str, device: str) -> bytes:
     """`/targets/<host>/health/<device>`."""
     return host_prefix(host) + b"health/" + _segment(device, "device")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from akv.etcd import etcd_pb2 as pb
 
 from controlplane.base.backoff import Tries
-from controlplane.model.cards import CardRecord, ClusterConfig, HealthRecord, HostRecord
+from controlplane.model.cards import CardRecord, ClusterConfig, HealthRecord
 from controlplane.store import codec, kv, schema
 from controlplane.store.client import EtcdClient
 from controlplane.store.election import Leadership, LeadershipLost
@@ -39,17 +39,6 @@ async def create_cluster(client: EtcdClient, config: ClusterConfig) -> ClusterCo
     raise OutcomeUnknown("the cluster's configuration: no answer to any try")
 
 
-async def read_config(client: EtcdClient) -> ClusterConfig | None:
-    """The cluster's identity. Raises StoreError (RecordError: it is unreadable)."""
-    pair = await client.get(schema.CONFIG_KEY)
-    return None if pair is None else codec.decode_config(pair.value)
-
-
-async def write_host(client: EtcdClient, record: HostRecord, fence: Leadership | None = None) -> bool:
-    """`/targets/<host>/node`, on change only; True when it was written. Raises StoreError."""
-    return await put_if_changed(client, schema.node_key(record.host), codec.encode_host(record), fence)
-
-
 async def write_card(client: EtcdClient, record: CardRecord) -> bool:
     """`/targets/<host>/cards/<device>`, on change only; True when it was written. Raises StoreError."""
     return await put_if_changed(
@@ -63,9 +52,9 @@ async def write_health(client: EtcdClient, record: HealthRecord, fence: Leadersh
     return await put_if_changed(client, key, codec.encode_health(record), fence)
 
 
-async def delete_card(client: EtcdClient, host: str, device: str, fence: Leadership | None = None) -> bool:
+async def delete_card(client: EtcdClient, host: str, device: str) -> bool:
     """Remove a card's record (the registry keeps the card); True when there was one. Raises StoreError."""
-    return await delete_key(client, schema.card_key(host, device), fence)
+    return await delete_key(client, schema.card_key(host, device))
 
 
 async def delete_health(client: EtcdClient, host: str, device: str, fence: Leadership) -> bool:

@@ -29,8 +29,8 @@ from controlplane.cluster.settings import ClusterSettings, load_settings
 from controlplane.cluster.trust import CA_KEY_FILE, Trust
 from controlplane.model.cards import HostRecord
 from controlplane.store.errors import StoreError
+from controlplane.store.hosts import update_host
 from controlplane.store.snapshot import read_snapshot
-from controlplane.store.writes import write_host
 from tests.support.addresses import free_port
 from tests.support.pki import TestAuthority
 from tests.support.tls_etcd import HOST, TlsEtcd, run_tls_etcd
@@ -177,7 +177,7 @@ async def test_a_revoked_name_is_gone_for_good(signing: Signing, etcd: TlsEtcd) 
 
 
 async def test_who_can_not_be_revoked(signing: Signing) -> None:
-    await write_host(signing.link.client, HostRecord(HOST, True, False, {}))
+    await update_host(signing.link.client, HOST, lambda _: HostRecord(HOST, True, False, {}))
     with pytest.raises(InvalidRequest, match="is a host of the cluster: take it out by remove_node"):
         await signing.issuer.revoke(HOST)
     with pytest.raises(NotFound, match="nobody has a certificate of the name 'nobody'"):
@@ -187,7 +187,7 @@ async def test_who_can_not_be_revoked(signing: Signing) -> None:
 async def test_a_host_that_was_taken_out_is_shut_out(served: Signing, etcd: TlsEtcd) -> None:
     """Its certificate was etcd's administrator; afterwards it reads nothing, and nobody gets its name."""
     await enroll(served.settings.address, await served.token(), "stolen", "192.0.2.7")
-    await write_host(served.link.client, HostRecord("stolen", False, False, {}))
+    await update_host(served.link.client, "stolen", lambda _: HostRecord("stolen", False, False, {}))
     revocations = Revocations(served.link)
     async with etcd.client(etcd.authority.issue(Role.HOST, "stolen"), 15.0) as client:
         await read_snapshot(client)

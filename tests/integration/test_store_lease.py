@@ -11,6 +11,7 @@ from controlplane.store.watch import Changes, Watch
 from tests.support.addresses import LoopbackNet
 from tests.support.blackhole import black_hole
 from tests.support.etcd import EtcdCluster
+from tests.support.waiting import eventually
 
 
 async def test_kept_alive_past_its_time_and_revoked_at_the_end(etcd: EtcdCluster) -> None:
@@ -31,8 +32,7 @@ async def test_a_lease_that_etcd_dropped_is_lost(etcd: EtcdCluster) -> None:
     async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         lease = await Lease.grant(client, 2)
         await client.write(lambda e: e.lease.LeaseRevoke, pb.LeaseRevokeRequest(id=lease.id))
-        async with asyncio.timeout(30):
-            await lease.wait_lost()
+        await eventually(lambda: lease.lost, "the lease is lost")
         assert lease.lost
         await lease.close()
 
@@ -42,8 +42,7 @@ async def test_a_lease_is_lost_by_our_own_clock_when_etcd_is_silent(etcd_cluster
         lease = await Lease.grant(client, 2, seconds=5.0)
         for member in etcd_cluster.members:
             member.running.suspend()
-        async with asyncio.timeout(30):
-            await lease.wait_lost()
+        await eventually(lambda: lease.lost, "the lease is lost")
         for member in etcd_cluster.members:
             member.running.resume()
         await lease.close(revoke=False)

@@ -25,6 +25,7 @@ from controlplane.store.election import (
     read_leader,
     resign,
 )
+from controlplane.store.hosts import update_host
 from controlplane.store.lease import Lease
 from controlplane.store.registry import IdentityConflict, forget_card, forget_seen_card, register_card
 from controlplane.store.snapshot import read_snapshot
@@ -113,16 +114,16 @@ async def test_records_are_written_on_change_only(client: EtcdClient) -> None:
 
 
 async def test_the_identity_of_a_cluster_is_created_once(client: EtcdClient) -> None:
-    assert await writes.read_config(client) is None
+    assert (await read_snapshot(client)).config is None
     first = ClusterConfig("lab", 1.0, "u1")
     assert await writes.create_cluster(client, first) == first
     assert await writes.create_cluster(client, ClusterConfig("other", 2.0, "u2")) == first
-    assert await writes.read_config(client) == first
+    assert (await read_snapshot(client)).config == first
 
 
 async def test_a_snapshot_is_of_one_revision_and_keeps_bad_records_apart(client: EtcdClient) -> None:
     await writes.create_cluster(client, ClusterConfig("lab", 1.0, "u1"))
-    await writes.write_host(client, HostRecord("h1", True, False, {"data": "127.0.0.11"}))
+    await update_host(client, "h1", lambda _: HostRecord("h1", True, False, {"data": "127.0.0.11"}))
     await client.txn([], [kv.put(schema.health_key("h1", "xdp9"), b"junk")])
     at = (await client.txn([], [kv.put(schema.STEP_KEY, b"x")])).header.revision
     snapshot = await read_snapshot(client)

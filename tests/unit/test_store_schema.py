@@ -33,7 +33,7 @@ def test_any_name_has_a_key_of_its_own(host: str, device: str) -> None:
     assert schema.parse_key(schema.health_key(host, device)) == schema.RecordKey("health", host, device)
     assert schema.parse_key(schema.node_key(host)) == schema.RecordKey("node", host)
     assert schema.parse_key(schema.registry_key(device)) == schema.RecordKey("registry", "", device)
-    assert schema.card_key(host, device).startswith(schema.cards_prefix(host))
+    assert schema.card_key(host, device).startswith(schema.host_prefix(host) + b"cards/")
 
 
 def test_plain_names_are_spelt_as_documented() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -43,7 +43,6 @@ class Child:
         command: Sequence[str],
         log: Path,
         *,
-        environment: Mapping[str, str] | None = None,
         read_output: bool = False,
     ) -> None:
         self.name = name
@@ -54,7 +53,6 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if read_output else sink,
                 stderr=sink,
-                env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
 
