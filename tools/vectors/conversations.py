@@ -1,187 +1,47 @@
-"""Write the byte-exact examples of docs/protocol.md: tests/vectors/{envelope,protocol}.json.
-
-Usage: make_gateway_vectors.py [DIRECTORY]
-
-Written from the document alone, with the standard library: it shares no code with the gateway or its client.
-"""
+"""Vectors of the gateway's wire protocol: whole conversations, and proofs of a namespace's secret."""
 
 from __future__ import annotations
 
 import hmac
-import json
-import math
 import random
 import struct
-import sys
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-HEADER = struct.Struct("<IIHHIQQ")
-ENTRY = struct.Struct("<32sQIHH")
-REPLY, ERROR = 0x8000, 0xFFFF
-HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER = range(1, 11)
-RELEASED, BORROW, RETURN = 11, 12, 13
-MISS, NOT_STORED, LATE = 1, 2, 6
-BUSY, BAD_REQUEST, UNSUPPORTED, NO_MEMORY, NO_SUCH_BLOCK = 1, 4, 5, 6, 7
-INLINE = 0xFFFF
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C, bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def u32(value: int) -> bytes:
-    """Four bytes, little-endian."""
-    return value.to_bytes(4, "little")
-
-
-def field(data: bytes) -> bytes:
-    """A field with its u32 length before it."""
-    return u32(len(data)) + data
-
-
-def card_key(label: bytes, namespace: str, secret: bytes, num_dbs: int, key: bytes, *more: int) -> bytes:
-    """The card key of a value (`akv-key-1`) or of a further segment (`akv-segment-1`)."""
-    db = int.from_bytes(key[:4], "little") % num_dbs
-    parts = [label, u32(1), namespace.encode(), u32(num_dbs), u32(db), key, *map(u32, more)]
-    return blake2b(b"".join(map(field, parts)), digest_size=16, key=secret).digest()
-
-
-def namespace_id(namespace: str) -> bytes:
-    """The namespace's name in envelopes."""
-    return blake2b(b"akv-ns-1\0" + namespace.encode(), digest_size=16).digest()[:4]
-
-
-def envelope(namespace: str, key: bytes, value: bytes, start: int, end: int, index: int, count: int) -> bytes:
-    """The envelope of value[start:end], segment `index` of `count`."""
-    fixed = struct.pack("<IBBHHH", 0x45564B41, 1, 0, index, count, 0)
-    lengths = struct.pack("<III", end - start, len(value), crc32c(value[:end]))
-    body = fixed + namespace_id(namespace) + key + lengths
-    return body + u32(crc32c(body))
-
-
-def cut(total: int, room: int) -> list[tuple[int, int]]:
-    """(start, end) of each segment of a value of `total` bytes where a segment has at most `room`."""
-    if total <= room:
-        return [(0, total)]
-    count = -(-total // (room // 4096 * 4096))
-    pages = math.ceil(total / count / 4096)
-    each = pages * 4096
-    return [(start, min(start + each, total)) for start in range(0, total, each)]
-
-
-def envelope_vectors() -> dict[str, Any]:
-    """Values, whole and in segments, and how lengths are cut."""
-    rng = random.Random(20260711)
-    values = []
-    for namespace, secret, length, room in (
-        ("default", bytes(32), 1, 65536),
-        ("default", bytes(32), 100, 65536),
-        ("modèle-7b", bytes(range(100, 132)), 4096, 4096),
-        ("modèle-7b", bytes(range(100, 132)), 9000, 4096),
-        ("default", bytes(32), 12_288, 5000),
-    ):
-        key, value = rng.randbytes(32), rng.randbytes(length)
-        parts = cut(length, room)
-        segments = []
-        for index, (start, end) in enumerate(parts):
-            label, more = (b"akv-segment-1", (index, len(parts), length)) if index else (b"akv-key-1", ())
-            segments.append(
-                {
-                    "card_key": card_key(label, namespace, secret, 128, key, *more).hex(),
-                    "envelope": envelope(namespace, key, value, start, end, index, len(parts)).hex(),
-                    "start": start,
-                    "end": end,
-                }
-            )
-        values.append(
-            {
-                "namespace": namespace,
-                "secret": secret.hex(),
-                "num_dbs": 128,
-                "engine_key": key.hex(),
-                "max_value_bytes": room + 64,
-                "value": value.hex(),
-                "segments": segments,
-            }
-        )
-    lengths = [
-        (1, 4096),
-        (4096, 4096),
-        (4097, 4096),
-        (3 << 20, 1 << 20),
-        ((3 << 20) + 1, 1 << 20),
-        (10 << 20, 4 << 20),
-    ]
-    cuts = [
-        {"total": total, "max_value_bytes": room + 64, "segments": [list(part) for part in cut(total, room)]}
-        for total, room in lengths
-    ]
-    return {"values": values, "cuts": cuts}
-
-
-def frame(
-    opcode: int, body: bytes = b"", *, count: int = 0, request: int = 0, dialog: int = 0, status: int = 0
-) -> bytes:
-    """One frame."""
-    return HEADER.pack(0x31564B41, len(body), opcode, status, count, request, dialog) + body
-
-
-def hello(
-    features: int, arena: int, namespace: str, mac: bytes = bytes(32), versions: tuple[int, int] = (1, 1)
-) -> bytes:
-    """A HELLO frame with the client nonce 00 01 02 ..."""
-    name = namespace.encode()
-    fixed = struct.pack("<HHIQ", *versions, features, arena) + bytes(range(32)) + mac
-    return frame(HELLO, fixed + struct.pack("<H", len(name)) + name, request=1)
-
-
-def welcome(
-    arena: int,
-    session: int,
-    *,
-    regions: tuple[int, int] | None = None,
-    cache: tuple[int, int] | None = None,
-) -> bytes:
-    """The OK reply to HELLO of a gateway with the default limits.
-
-    `regions`: their number and bytes; `cache`: bytes of its memory and how many blocks may be borrowed.
-    """
-    body = struct.pack(
-        "<HHIQIIIIIIQ",
-        1,
-        0,
-        bool(arena) | 2 * (regions is not None) | 4 * (cache is not None),
-        arena,
-        4096,
-        4096,
-        32,
-        (32 << 20) + (256 << 10),
-        32 << 20,
-        16_384,
-        session,
-    )
-    more = struct.pack("<IIQ", regions[0], 0, regions[1]) if regions else b""
-    more += struct.pack("<QII", *cache, 0) if cache else b""
-    return frame(HELLO | REPLY, body + bytes(32) + more, request=1)
+from tools.vectors.frames import (
+    ALLOC,
+    BAD_REQUEST,
+    BORROW,
+    DELETE,
+    ENTRY,
+    ERROR,
+    EXISTS,
+    FREE,
+    GET,
+    INLINE,
+    LATE,
+    MISS,
+    NO_MEMORY,
+    NO_SUCH_BLOCK,
+    NOT_STORED,
+    PUT,
+    REGISTER,
+    RELEASED,
+    REPLY,
+    RETURN,
+    STATS,
+    UNREGISTER,
+    UNSUPPORTED,
+    frame,
+    hello,
+    refusal,
+    u32,
+    welcome,
+)
 
 
 def step(name: str, send: bytes, expect: bytes) -> dict[str, str]:
     """One exchange of a conversation."""
     return {"name": name, "send": send.hex(), "expect": expect.hex()}
-
-
-def refusal(opcode: int, status: int, text: str, request: int) -> bytes:
-    """A reply or ERROR frame whose body is a sentence."""
-    return frame(opcode, text.encode(), request=request, status=status)
 
 
 def _shared_steps(keys: list[bytes]) -> list[dict[str, str]]:
@@ -481,15 +341,3 @@ def protocol_vectors() -> dict[str, Any]:
         "stats": frame(STATS, request=9).hex(),
         "macs": mac_vectors(),
     }
-
-
-def main() -> None:
-    """Write both files."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests/vectors"
-    for name, content in (("envelope", envelope_vectors()), ("protocol", protocol_vectors())):
-        text = json.dumps(content, indent=1, ensure_ascii=False)
-        (target / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,18 @@
-"""Write tests/vectors/routing.json from the Python model; the C++ tests check it with their own functions.
+"""Vectors of hashes, routes, plans and keys, from the Python model; the C++ tests compute their own.
 
-Usage: python tools/make_vectors.py [FILE]. 64-bit numbers are hexadecimal strings, bytes are hexadecimal.
+64-bit numbers are hexadecimal strings, bytes are hexadecimal.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from controlplane.model.cards import RegistryEntry  # noqa: E402  (the tool runs from a bare clone)
-from controlplane.model.hashing import LAYOUT_VERSION, SLOTS, fmix, mix64, slot_weight  # noqa: E402
-from controlplane.model.keys import card_key, db_index  # noqa: E402
-from controlplane.model.routing import affinity_index, dialog_id, slot_for_dialog  # noqa: E402
-from controlplane.model.slots import fingerprint, plan_slots  # noqa: E402
+from controlplane.model.cards import RegistryEntry
+from controlplane.model.hashing import LAYOUT_VERSION, SLOTS, fmix, mix64, slot_weight
+from controlplane.model.keys import card_key, db_index
+from controlplane.model.routing import affinity_index, dialog_id, slot_for_dialog
+from controlplane.model.slots import fingerprint, plan_slots
 
 SERIALS = ("L0P0", "L0P1", "L1P0", "L1P1", "S3CR3T-0042", "card_7.x", "a", "x" * 20, "L2P0", "L2P1")
 
@@ -102,7 +96,7 @@ def _keys(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def vectors() -> dict[str, Any]:
+def routing_vectors() -> dict[str, Any]:
     """Build the whole vector file; the same on every run."""
     rng = random.Random(20240607)
     return {
@@ -112,13 +106,3 @@ def vectors() -> dict[str, Any]:
         "plans": _plans(rng),
         **_keys(rng),
     }
-
-
-def main() -> None:
-    """Write the file that the first argument names, by default the one in the tree."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests/vectors/routing.json"
-    target.write_text(json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
