@@ -8,7 +8,8 @@ import pytest
 
 from tests.support import nvme_tcp as nvme
 from tests.support.addresses import LoopbackNet
-from tests.support.nvme_tcp import Host, Options, ProtocolError, Queue
+from tests.support.nvme_tcp import Host, Queue
+from tests.support.nvme_wire import Options, ProtocolError
 from tests.support.procs import wait_until
 from tests.support.softcard import Card, card_cli
 

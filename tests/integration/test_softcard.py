@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ import pytest
 
 from tests.support import nvme_tcp as nvme
 from tests.support.addresses import LoopbackNet
-from tests.support.nvme_tcp import Host, Options, Queue, sgl, sqe
+from tests.support.nvme_tcp import Host, Queue, sgl, sqe
+from tests.support.nvme_wire import CMD, Options
 from tests.support.procs import wait_until
 from tests.support.softcard import Card
 
@@ -57,7 +57,7 @@ def memory_held(card: Card) -> int:
 
 def finish_later(card: Card, queue: Queue, entry: bytes, data: bytes) -> tuple[int, nvme.Completion]:
     """Send a command with its data but for the last byte, see what memory that takes, then the rest."""
-    pdu = queue.wire.frame(nvme.CMD, entry, data)
+    pdu = queue.wire.frame(CMD, entry, data)
     queue.wire.socket.sendall(pdu[:-1])
     held = memory_held(card)
     queue.wire.socket.sendall(pdu[-1:])
@@ -471,7 +471,7 @@ def test_memory_for_capsules_is_bounded(tmp_path: Path, loopback_net: LoopbackNe
         stuck = [host.queue() for _ in range(8)]
         for queue in stuck:
             entry = nvme.kv(0x01, b"stuck", size, in_capsule=True)
-            queue.wire.socket.sendall(queue.wire.frame(nvme.CMD, entry, bytes(size))[:-1])
+            queue.wire.socket.sendall(queue.wire.frame(CMD, entry, bytes(size))[:-1])
         assert memory_held(card) == 8 * size
         with card.host(Options(timeout=20.0)) as other:
             queue = other.queue()
@@ -509,19 +509,3 @@ def test_a_host_that_owes_data_keeps_nobody_waiting(tmp_path: Path, loopback_net
             "aborted: it was not asked for"
         )
         assert silent[0].complete(waiting)[1].code == nvme.ABORTED
-
-
-def test_required_digests(tmp_path: Path, loopback_net: LoopbackNet) -> None:
-    with Card(tmp_path, loopback_net.host(1), extra=("--digests", "require")) as card:
-        with pytest.raises(nvme.Terminated) as ended:
-            card.host(Options(header_digest=True))
-        assert (ended.value.fes, ended.value.fei) == (6, 11)
-        with card.host(Options(header_digest=True, data_digest=True)) as host:
-            assert host.queue().store(b"k", b"v").status == 0
-
-
-def test_files_are_private(card: Card) -> None:
-    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in os.scandir(card.state_dir)}
-    assert card.state_dir.stat().st_mode & 0o777 == 0o700
-    assert set(modes.values()) == {0o600}
-    assert modes.keys() >= {"L0P0.card.json", "L0P0.card.lock", "L0P0.card.sock"}

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.nvme_tcp import Host, Options
+from tests.support.nvme_tcp import Host
+from tests.support.nvme_wire import Options
 from tests.support.procs import PATIENCE, ROOT, Program, wait_until
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.client import AsyncClient, Client, Got, Region, RequestRefusedError, Status, connect
+from tests.support.client_blocks import KEYS
 from tests.support.gateway import (
     GET,
     LATE,
@@ -23,25 +24,7 @@ from tests.support.gateway import (
 from tests.support.procs import wait_until
 
 pytestmark = pytest.mark.usefixtures("implementation")
-KEYS = [bytes([i]) * 32 for i in range(8)]
 BYTES = 1 << 16
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "gateway.sock"
-
-
-@pytest.fixture
-def gateway(path: Path) -> Iterator[ReferenceGateway]:
-    with ReferenceGateway(path) as running:
-        yield running
-
-
-@pytest.fixture
-def client(gateway: ReferenceGateway, path: Path) -> Iterator[Client]:
-    with connect(socket=str(path), arena_bytes=1 << 20) as connected:
-        yield connected
 
 
 @pytest.fixture
