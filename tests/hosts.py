@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -154,9 +154,9 @@ class HostNetwork:
             if other is not host:
                 self.cut(host, other)
 
-    def heal(self, hosts: Iterable[NetHost] | None = None) -> None:
-        """Undo all cuts (of these hosts' inputs)."""
-        for host in self.hosts.values() if hosts is None else hosts:
+    def heal(self) -> None:
+        """Undo all cuts."""
+        for host in self.hosts.values():
             for name in ("cut", "cut_control", "cut_raft"):
                 _nft(host, "flush", "set", "inet", "akv", name)
 

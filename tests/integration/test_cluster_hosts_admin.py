@@ -14,8 +14,8 @@ from controlplane.cluster.link import EtcdLink
 from controlplane.cluster.membership_file import Membership
 from controlplane.model.cards import ClusterConfig, HostRecord
 from controlplane.store.client import EtcdClient
-from controlplane.store.hosts import read_host
-from controlplane.store.writes import create_cluster, write_host
+from controlplane.store.hosts import read_host, update_host
+from controlplane.store.writes import create_cluster
 from tests.support.etcd import EtcdCluster
 
 MEMBER = Membership("member", "h1", "http://h1:2380", "uuid", "kv-cache", "")
@@ -32,7 +32,11 @@ class Events:
 async def fill(client: EtcdClient) -> None:
     await create_cluster(client, ClusterConfig("kv-cache", 1.0, "uuid"))
     for host in HOSTS:
-        await write_host(client, HostRecord(host, True, False, {"etcd_peer": f"http://{host}:2380"}))
+        await write(client, HostRecord(host, True, False, {"etcd_peer": f"http://{host}:2380"}))
+
+
+async def write(client: EtcdClient, record: HostRecord) -> None:
+    await update_host(client, record.host, lambda _: record)
 
 
 async def enabled(client: EtcdClient) -> list[str]:
@@ -48,7 +52,7 @@ async def test_of_hosts_that_are_taken_out_at_the_same_time_one_stays(
     async with EtcdClient(etcd.endpoints, call_seconds=5.0) as client:
         await fill(client)
         if len(order) == 2:
-            await write_host(client, HostRecord("h3", False, False, {}))
+            await write(client, HostRecord("h3", False, False, {}))
         supervisor: Any = SimpleNamespace(membership=MEMBER)
         for link in links:
             await link.follow(MEMBER)

@@ -30,12 +30,12 @@ class Cluster:
         self.cards = {serial: self.start_card(serial) for serial in SERIALS}
         self.dataplane = Dataplane(directory / "dataplane", net, storage_backend="kv-nvme")
 
-    def start_card(self, serial: str, capacity: str = "64M") -> Card:
+    def start_card(self, serial: str) -> Card:
         directory = self.directory / serial
         directory.mkdir(exist_ok=True)
         host = self.net.host(11 + SERIALS.index(serial))
         file = ("--file", str(directory / "values"))
-        return Card(directory, host, serial=serial, capacity=capacity, extra=file)
+        return Card(directory, host, serial=serial, extra=file)
 
     def targets(self, *, unroutable: str | None = None) -> list[TestCard]:
         return [TestCard.of(card, routable=card.serial != unroutable) for card in self.cards.values()]

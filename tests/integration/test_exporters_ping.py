@@ -23,9 +23,9 @@ PORT = 9427
 FAST = ("--interval", "0.2", "--window", "4")
 
 
-def scrape(address: str, port: int = PORT) -> dict[tuple[str, str], float]:
+def scrape(address: str) -> dict[tuple[str, str], float]:
     """Samples of a program by (name, destination)."""
-    with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=15) as answer:
+    with urllib.request.urlopen(f"http://{address}:{PORT}/metrics", timeout=15) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {(s.name, s.labels.get("destination", "")): s.value for f in families for s in f.samples}
 

@@ -59,7 +59,7 @@ def _logging_as_before() -> Iterator[None]:
         root.handlers[:], root.level = handlers, level
 
 
-def run_program(*arguments: str, seconds: float = 60.0) -> Outcome:
+def run_program(*arguments: str) -> Outcome:
     """Run clustercli once as the program that it is."""
     done = subprocess.run(
         python_module("clustercli.main", *arguments),
@@ -67,7 +67,7 @@ def run_program(*arguments: str, seconds: float = 60.0) -> Outcome:
         text=True,
         env=python_environment(),
         cwd=ROOT,
-        timeout=seconds,
+        timeout=60,
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

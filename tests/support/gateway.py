@@ -286,7 +286,6 @@ class ReferenceGateway:
         self,
         path: str | Path | None = None,
         *,
-        host: str = "127.0.0.1",
         limits: Limits | None = None,
         secrets: dict[str, bytes] | None = None,
     ) -> None:
@@ -298,7 +297,7 @@ class ReferenceGateway:
         self.seen: list[tuple[int, int, int]] = []
         family = socket.AF_INET if path is None else socket.AF_UNIX
         self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind((host, 0) if path is None else str(path))
+        self._listener.bind(("127.0.0.1", 0) if path is None else str(path))
         self._listener.listen(16)
         self.port = int(self._listener.getsockname()[1]) if path is None else 0
         self._thread = threading.Thread(target=self._accept, daemon=True)

@@ -78,7 +78,6 @@ class Program:
         command: Sequence[str | Path],
         *,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         name: str | None = None,
     ) -> None:
         self.command = [str(part) for part in command]
@@ -93,7 +92,6 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(env) if env is not None else python_environment(),
-            cwd=cwd,
             text=True,
             errors="replace",
         )
