@@ -12,7 +12,7 @@ import pytest
 from tests.support import nvme_tcp as nvme
 from tests.support.addresses import LoopbackNet
 from tests.support.nvme_tcp import Host, Queue, sgl, sqe
-from tests.support.nvme_wire import CMD, Options
+from tests.support.nvme_wire import CMD, Options, Terminated
 from tests.support.procs import wait_until
 from tests.support.softcard import Card
 
@@ -291,7 +291,7 @@ class TestKeyValue:
                 assert queue.store(b"key", value, in_capsule=True).status == 0
                 assert queue.retrieve(b"key", limit).data == value
             assert queue.store(b"key", value, options=2, in_capsule=True).code == nvme.KEY_EXISTS
-            with pytest.raises(nvme.Terminated) as ended:
+            with pytest.raises(Terminated) as ended:
                 queue.store(b"key", bytes(limit + 1), in_capsule=True)
             assert (ended.value.fes, ended.value.fei) == (1, 4)
 

@@ -130,7 +130,7 @@ def listed(number: int, *, learner: bool = False, urls: tuple[str, ...] = ()) ->
 
 
 async def look(
-    strikes: Strikes | None = None, **answers: pb.StatusResponse | StoreError
+    strikes: Strikes | None = None, /, **answers: pb.StatusResponse | StoreError
 ) -> dict[str, MemberView]:
     members: Any = Members(**answers)
     views = await observe(members, [listed(1), listed(2), listed(3, learner=True)], strikes)
