@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -161,6 +162,26 @@ TEST_P(ReactorWaiting, FallsAsleepWhenNothingComes) {
   EXPECT_LT(cpu_time_of_this_thread() - before, milliseconds(100));
 }
 
+TEST_P(ReactorWaiting, FallsAsleepAfterQuickRequests) {
+  Reactor reactor;
+  reactor.set_waiting(GetParam());
+  std::atomic<int> served{0};
+  std::thread asker([&] {
+    for (int i = 0; i < 200; ++i) {
+      EXPECT_TRUE(reactor.post([&] { ++served; }));
+      while (served.load() == i)
+        std::this_thread::yield();
+    }
+  });
+  while (served.load() < 200)
+    reactor.run_once(milliseconds(100));
+  asker.join();
+  static_cast<void>(reactor.call_after(milliseconds(300), [&] { reactor.stop(); }));
+  const auto before = cpu_time_of_this_thread();
+  reactor.run();
+  EXPECT_LT(cpu_time_of_this_thread() - before, milliseconds(100));
+}
+
 TEST_P(ReactorWaiting, TimersAndPostsComeThrough) {
   Reactor reactor;
   reactor.set_waiting(GetParam());
@@ -186,25 +207,33 @@ using std::chrono::microseconds;
 TEST(Patience, SleepsAtOnceUnlessToldOtherwise) {
   Patience patience;
   patience.slept(microseconds(5));
-  EXPECT_EQ(patience.window(true), microseconds(0));
+  EXPECT_EQ(patience.window(), microseconds(0));
 }
 
 TEST(Patience, PollsLongerWhereThatWouldHaveSavedASleep) {
   Patience patience(Waiting::adaptive);
-  EXPECT_EQ(patience.window(true), microseconds(0));
+  EXPECT_EQ(patience.window(), microseconds(0));
   patience.slept(microseconds(30));
-  EXPECT_EQ(patience.window(true), Patience::kFirst);
+  EXPECT_EQ(patience.window(), Patience::kFirst);
   for (int i = 0; i < 10; ++i)
     patience.slept(microseconds(90));
-  EXPECT_EQ(patience.window(true), Patience::kMost);
-  EXPECT_EQ(patience.window(false), microseconds(0)) << "only for an answer";
+  EXPECT_EQ(patience.window(), Patience::kMost);
 }
 
 TEST(Patience, SleepsAtOnceAfterALongWait) {
   Patience patience(Waiting::adaptive);
   patience.slept(microseconds(30));
   patience.slept(Patience::kMost + microseconds(1));
-  EXPECT_EQ(patience.window(true), microseconds(0));
+  EXPECT_EQ(patience.window(), microseconds(0));
+}
+
+TEST(Patience, WaitsLessForWhatNobodyOwes) {
+  Patience patience(Waiting::adaptive, Patience::kMostUnasked);
+  for (int i = 0; i < 10; ++i)
+    patience.slept(microseconds(90));
+  EXPECT_EQ(patience.window(), Patience::kMostUnasked);
+  patience.slept(Patience::kMostUnasked + microseconds(1));
+  EXPECT_EQ(patience.window(), microseconds(0));
 }
 
 TEST(Patience, GivesWayToWhoeverTakesTheCore) {
@@ -212,15 +241,15 @@ TEST(Patience, GivesWayToWhoeverTakesTheCore) {
   patience.slept(microseconds(30));
   EXPECT_FALSE(patience.interrupted(microseconds(2)));
   EXPECT_TRUE(patience.interrupted(Patience::kInterrupted));
-  EXPECT_EQ(patience.window(true), microseconds(0));
+  EXPECT_EQ(patience.window(), microseconds(0));
 }
 
 TEST(Patience, FullPollingIsAsLongWhateverComes) {
   Patience patience(Waiting::poll);
   patience.slept(microseconds(10'000));
   EXPECT_FALSE(patience.interrupted(microseconds(1000)));
-  EXPECT_EQ(patience.window(false), Patience::kPolling);
-  EXPECT_EQ(patience.window(true, false), microseconds(0)) << "a timer is followed by sleep";
+  EXPECT_EQ(patience.window(), Patience::kPolling);
+  EXPECT_EQ(patience.window(false), microseconds(0)) << "a timer is followed by sleep";
 }
 
 TEST(Reactor, StopFromAnotherThreadEndsRun) {

@@ -11,7 +11,7 @@ namespace akv {
 
 enum class Waiting : std::uint8_t {
   sleep,     // sleeps when nothing is ready
-  adaptive,  // polls first where an answer is expected, as long as answers are quick and the core is free
+  adaptive,  // polls first, as long as waits are short and the core is free
   poll,      // polls for 500 us first
 };
 
@@ -24,6 +24,8 @@ class Patience {
   // Longer than a card on a network takes for a command.
   static constexpr Time kPolling = std::chrono::microseconds(500);
   static constexpr Time kMost = std::chrono::microseconds(200);
+  // For what nobody owes: whoever asks one thing after another asks again as soon as that.
+  static constexpr Time kMostUnasked = std::chrono::microseconds(100);
   static constexpr Time kFirst = std::chrono::microseconds(20);
   // Between two looks: somebody else had the core.
   static constexpr Time kInterrupted = std::chrono::microseconds(50);
@@ -32,12 +34,12 @@ class Patience {
   explicit Patience(Waiting how = Waiting::sleep, Time most = kMost) noexcept
       : how_(how), most_(most), window_(how == Waiting::poll ? kPolling : Time(0)) {}
 
-  // How long to poll from the beginning of a wait. `expecting`: it is for an answer; `after_event`: the wait
-  // before it ended with one, and not with a timer.
-  [[nodiscard]] Time window(bool expecting, bool after_event = true) const noexcept {
-    return (how_ == Waiting::poll ? after_event : expecting) ? window_ : Time(0);
+  // How long to poll from the beginning of a wait. `after_event`: the wait before it ended with one, and not
+  // with a timer.
+  [[nodiscard]] Time window(bool after_event = true) const noexcept {
+    return how_ != Waiting::poll || after_event ? window_ : Time(0);
   }
-  // A wait for an answer ended in sleep, `whole` after it began.
+  // A wait ended in sleep, `whole` after it began.
   void slept(Time whole) noexcept {
     if (how_ != Waiting::adaptive) return;
     window_ = whole > most_ ? Time(0) : std::clamp(2 * window_, kFirst, most_);

@@ -124,7 +124,8 @@ struct Reactor::Impl {
   std::vector<std::function<void()>> deferred;
   std::vector<AfterEvent*> after_event;
   TimePoint now{Clock::now()};
-  Patience patience;
+  Patience answers;   // waits for what is expected
+  Patience requests;  // other waits
   int expected{0};
   bool woken_by_event{false};  // the last wait ended with an event
   std::atomic<bool> stopping{false};
@@ -207,14 +208,14 @@ struct Reactor::Impl {
 
   [[nodiscard]] int wait(Events& events, std::chrono::milliseconds at_most) {
     const TimePoint start = Clock::now();
-    const bool expecting = expected > 0;
+    Patience& patience = expected > 0 ? answers : requests;
     const auto longest = longest_sleep(start, at_most);
-    const auto polled = std::min<Patience::Time>(patience.window(expecting, woken_by_event), longest);
+    const auto polled = std::min<Patience::Time>(patience.window(woken_by_event), longest);
     int ready = 0;
     const auto found = [&] { return (ready = look(events, std::chrono::milliseconds(0))) > 0; };
     if (patience.poll(start, polled, found)) return ready;
     ready = look(events, longest);
-    if (expecting && longest.count() > 0) patience.slept(Clock::now() - start);
+    if (longest.count() > 0) patience.slept(Clock::now() - start);
     return ready;
   }
 
@@ -308,7 +309,8 @@ void Reactor::stop() noexcept {
 }
 
 void Reactor::set_waiting(Waiting how) noexcept {
-  impl_->patience = Patience(how);
+  impl_->answers = Patience(how);
+  impl_->requests = Patience(how, Patience::kMostUnasked);
 }
 
 void Reactor::expect(int more) noexcept {

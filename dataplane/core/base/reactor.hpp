@@ -51,7 +51,7 @@ class Reactor {
   void stop() noexcept;  // from any thread
   // At first: sleep.
   void set_waiting(Waiting how) noexcept;
-  // So many more answers (less where negative) are under way: the adaptive way polls for those.
+  // So many more answers (less where negative) are under way: the adaptive way polls longer for those.
   void expect(int more) noexcept;
 
  private:

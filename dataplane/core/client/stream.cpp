@@ -225,7 +225,7 @@ bool Stream::await(std::span<pollfd> watched, TimePoint deadline) {
     return ::poll(watched.data(), watched.size(), static_cast<int>(milliseconds)) > 0;
   };
   const TimePoint start = Clock::now();
-  const auto polled = std::min<Patience::Time>(patience_.window(true), deadline - start);
+  const auto polled = std::min<Patience::Time>(patience_.window(), deadline - start);
   if (patience_.poll(start, polled, [&] { return look(0); })) return true;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   const bool ready = look(std::clamp<long>(left, 0, 1 << 30));
