@@ -33,7 +33,8 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?Z", "TIME"),
     (r"\d+\.\d (GiB|ms)", r"N \1"),
     (r"no etcd on PATH: .* first start|\S+ is etcd [\d.]+", "ETCD"),
-    (r"(?m)^.*disk-latency .*$", "disk-latency"),
+    # A slow disk's row has more to say, and goes on in the next lines.
+    (r"(?m)^.*disk-latency .*$(?:\n {20,}\S.*$)*", "disk-latency"),
     (r"(not )?ready; failed: \d, warnings: \d", "VERDICT"),
     (r" \(leader\)", ""),
     (r"leader host-\d", "leader HOST"),
