@@ -43,6 +43,10 @@ class Host final : public fabric::QueuePairClient {
     check(!open && !closed, "opened once");
     open = true;
   }
+  void on_arrived(std::uint32_t tag, std::uint32_t bytes) noexcept override {
+    check(!closed && outstanding.contains(tag), "data arrives for an outstanding command");
+    check(bytes <= kBuffer, "no more than the buffer arrives");
+  }
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override {
     check(!closed, "no response after the end");
     check(response.received <= kBuffer, "no more than the buffer was received");

@@ -44,6 +44,7 @@ TEST_P(CardIo, ValuesOfManySizesComeBackOnAnyWorker) {
     ASSERT_EQ(result.status, IoStatus::ok) << size;
     EXPECT_EQ(result.value_size, size);
     EXPECT_EQ(retrieve.bytes, store.bytes);
+    EXPECT_EQ(retrieve.seen, store.bytes);
   }
 }
 
@@ -107,6 +108,23 @@ TEST_P(CardIo, TooManyVectorsAreAnErrorOfTheOneRequest) {
   request.data = vectors;
   EXPECT_EQ(cards.run(request).status, IoStatus::error);
   EXPECT_EQ(cards.snapshot().state, CardState::live);
+}
+
+TEST_P(CardIo, AConnectionThatIsCutInTheMiddleOfAValueTellsOfPartsOnly) {
+  Request store(IoOp::store, key(1), pattern(1U << 20U, 6));
+  ASSERT_EQ(cards.run(store).status, IoStatus::ok);
+  target.change([](Behaviour& now) { now.cut_after = 700'000; });
+  Request retrieve(IoOp::retrieve, key(1), std::vector<std::byte>(1U << 20U));
+  EXPECT_EQ(cards.run(retrieve).status, IoStatus::disconnected);
+  EXPECT_LT(retrieve.seen.size(), store.bytes.size());
+  EXPECT_TRUE(std::ranges::equal(retrieve.seen, std::span(store.bytes).first(retrieve.seen.size())));
+  target.change([](Behaviour& now) { now.cut_after = 0; });
+  ASSERT_TRUE(reaches(*cards.set, "CARD0", [](const CardSnapshot& card) {
+    return card.state == CardState::live && card.reconnects >= 1;
+  }));
+  Request again(IoOp::retrieve, key(1), std::vector<std::byte>(1U << 20U));
+  ASSERT_EQ(cards.run(again).status, IoStatus::ok);
+  EXPECT_EQ(again.seen, store.bytes);
 }
 
 TEST(CardQueue, MoreThanTheWireTakesWaitsInLineAndAllArrive) {

@@ -128,8 +128,17 @@ class Request final : public IoRequest {
   }
 
   std::vector<std::byte> bytes;
+  // What was told to be in place, as it was then; to be looked at once it is completed.
+  std::vector<std::byte> seen;
 
  private:
+  void arrived(std::uint32_t count) noexcept override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_EQ(op, IoOp::retrieve);
+    EXPECT_EQ(completed_, 0) << "arrived after it was completed";
+    EXPECT_GT(count, seen.size());
+    seen.insert(seen.end(), bytes.begin() + static_cast<long>(seen.size()), bytes.begin() + count);
+  }
   void completed(const IoResult& result) noexcept override {
     const std::lock_guard lock(mutex_);
     EXPECT_EQ(completed_++, 0) << "completed twice";

@@ -34,6 +34,8 @@ struct Behaviour {
   bool silent_admin{false};               // keep-alives stay unanswered
   bool success_flag{false};               // ends retrieves with C2HData's SUCCESS flag
   bool lying_size{false};                 // retrieves tell a size that was not sent
+  std::size_t cut_after{0};               // not 0: bytes of a retrieve's data after which the connection ends
+  bool stuck_after_half{false};           // a retrieve's second half comes when this is over
   std::uint32_t value_max{1U << 20U};
   std::uint32_t ready_polls{2};            // Property Gets until CSTS.RDY
   std::uint32_t csts{nvme::Csts::kReady};  // once it is ready
@@ -48,7 +50,7 @@ class CardTarget {
   explicit CardTarget(Behaviour behaviour = {})
       : behaviour_(std::move(behaviour)), target_([this](fabric::test::Peer& peer) { serve(peer); }) {}
   ~CardTarget() {
-    change([](Behaviour& now) { now.silent_io = false; });
+    change([](Behaviour& now) { now.silent_io = now.stuck_after_half = false; });
     hang_up();
     target_.stop();
   }
@@ -257,10 +259,36 @@ class CardTarget {
     const Behaviour now = behaviour_;
     lock.unlock();
     const auto sent = std::span(stored).first(std::min<std::size_t>(stored.size(), command.size));
+    if (now.cut_after != 0) return cut(peer, cid, sent, now.cut_after);
     const unsigned success = now.success_flag ? nvme::kPduDataSuccess : 0U;
-    if (!sent.empty()) peer.send_data(cid, 0, sent, static_cast<std::uint8_t>(nvme::kPduLast | success));
+    if (!sent.empty()) send_value(peer, cid, sent, static_cast<std::uint8_t>(nvme::kPduLast | success));
     if (now.success_flag) return;
     peer.respond(cid, nvme::kSuccess, stored.size() + (now.lying_size ? 100 : 0));
+  }
+
+  static nvme::DataPdu data_pdu(std::uint16_t cid, std::span<const std::byte> data, std::uint8_t flags) {
+    nvme::DataPdu pdu;
+    pdu.common.type = static_cast<std::uint8_t>(nvme::PduType::c2h_data);
+    pdu.common.flags = flags;
+    pdu.cccid = cid;
+    pdu.datal = static_cast<std::uint32_t>(data.size());
+    return pdu;
+  }
+
+  static void cut(Peer& peer, std::uint16_t cid, std::span<const std::byte> data, std::size_t after) {
+    const auto bytes = peer.encode(data_pdu(cid, data, nvme::kPduLast), data);
+    peer.send_bytes(std::span(bytes).first(std::min(bytes.size(), after)));
+    peer.shutdown();
+  }
+
+  void send_value(Peer& peer, std::uint16_t cid, std::span<const std::byte> data, std::uint8_t flags) {
+    const auto bytes = peer.encode(data_pdu(cid, data, flags), data);
+    peer.send_bytes(std::span(bytes).first(bytes.size() / 2));
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !behaviour_.stuck_after_half; });
+    }
+    peer.send_bytes(std::span(bytes).subspan(bytes.size() / 2));
   }
 
   std::mutex mutex_;

@@ -98,6 +98,23 @@ TEST_F(CardTimeout, AnAnswerInTimeClearsTheStrikes) {
   EXPECT_EQ(cards.snapshot().timeouts, 3U);
 }
 
+TEST_F(CardTimeout, WhatArrivesAfterTheDeadlineIsNotTold) {
+  target.change([](Behaviour& now) {
+    now.silent_io = false;
+    now.stuck_after_half = true;
+  });
+  Request retrieve(IoOp::retrieve, key(1), std::vector<std::byte>(5000));
+  ASSERT_TRUE(cards.submit(retrieve));
+  EXPECT_EQ(retrieve.wait_completed().status, IoStatus::timeout);
+  const std::size_t seen = retrieve.seen.size();
+  EXPECT_GT(seen, 0U);
+  EXPECT_LT(seen, 5000U);
+  target.change([](Behaviour& now) { now.stuck_after_half = false; });
+  EXPECT_EQ(retrieve.wait().status, IoStatus::timeout);
+  EXPECT_EQ(retrieve.seen.size(), seen);
+  EXPECT_EQ(retrieve.bytes, pattern(5000, 1)) << "the card wrote it nonetheless";
+}
+
 // One command that is never answered would hold its buffer for ever: the connection goes instead.
 TEST_F(CardTimeout, ACommandThatIsNeverAnsweredCostsTheConnection) {
   Request lost(IoOp::retrieve, key(1), std::vector<std::byte>(5000));

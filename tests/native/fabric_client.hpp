@@ -49,11 +49,18 @@ class Client final : public QueuePairClient {
   std::shared_ptr<QueuePair> queue_pair;
   bool open{false};
   std::map<std::uint32_t, Response> responses;
+  std::map<std::uint32_t, std::vector<std::uint32_t>>
+      arrivals;  // by tag: bytes that were told to be in place
   std::optional<std::string> closed;
   std::optional<Ending> ending;
 
  private:
   void on_open() noexcept override { open = true; }
+  void on_arrived(std::uint32_t tag, std::uint32_t bytes) noexcept override {
+    EXPECT_FALSE(responses.contains(tag)) << "answered already";
+    EXPECT_FALSE(closed);
+    arrivals[tag].push_back(bytes);
+  }
   void on_response(std::uint32_t tag, const Response& response) noexcept override {
     responses[tag] = response;
   }

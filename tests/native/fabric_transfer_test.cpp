@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <future>
 
 #include "fabric_client.hpp"
@@ -159,6 +160,40 @@ TEST_P(Transfer, ReadsArriveInSeveralPdusAndInAnySegments) {
   EXPECT_EQ(response->received, value.size());
   EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
   EXPECT_TRUE(buffer.guards_intact());
+  const auto& arrivals = client.arrivals.at(1);
+  EXPECT_EQ(std::ranges::adjacent_find(arrivals, std::greater_equal<>()), arrivals.end())
+      << "ever more bytes";
+  EXPECT_EQ(arrivals.back(), value.size());
+}
+
+// What came of a payload is told while the rest is on its way, whatever becomes of it.
+TEST_P(Transfer, PartsAreToldBeforeTheWholeAndTheWholeIsNotToldAfterACut) {
+  const auto value = pattern(1U << 20U, 3);
+  std::promise<void> told;
+  ScriptedTarget target([&](Peer& peer) {
+    peer.greet();
+    nvme::DataPdu pdu;
+    pdu.common.type = static_cast<std::uint8_t>(nvme::PduType::c2h_data);
+    pdu.common.flags = nvme::kPduLast;
+    pdu.cccid = next_sqe(peer).cid;
+    pdu.datal = static_cast<std::uint32_t>(value.size());
+    const auto bytes = peer.encode(pdu, value);
+    peer.send_bytes(std::span(bytes).first(bytes.size() - 70000));
+    EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    peer.shutdown();
+  });
+  Client client(config_for(target, GetParam()));
+  ASSERT_TRUE(client.connect());
+  GuardedBuffer buffer(value.size());
+  ASSERT_TRUE(client.queue_pair->submit(command(kRead, Direction::from_target, buffer.vectors()), 1));
+  client.queue_pair->flush();
+  EXPECT_TRUE(client.run_until([&] { return !client.arrivals[1].empty(); }));
+  const auto first = client.arrivals[1].back();
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes().first(first), std::span(value).first(first)));
+  told.set_value();
+  EXPECT_TRUE(client.wait_closed());
+  EXPECT_LT(client.arrivals[1].back(), value.size());
+  EXPECT_TRUE(client.responses.empty());
 }
 
 // SUCCESS (TCP 3.6.2.9): no capsule follows.
@@ -177,6 +212,7 @@ TEST_P(Transfer, ShortAnswersAndTheSuccessFlag) {
   ASSERT_TRUE(response);
   EXPECT_TRUE(response->synthetic);
   EXPECT_EQ(response->received, 1000U);
+  EXPECT_EQ(client.arrivals.at(1).back(), 1000U);
   EXPECT_TRUE(std::ranges::equal(buffer.bytes().first(1000), value));
 }
 

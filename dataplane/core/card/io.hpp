@@ -33,13 +33,17 @@ struct IoResult {
 
 // One command, owned by the caller, who keeps it and every buffer alive until released().
 // completed() is called once, with the result or with timeout. released() is called once, after
-// completed(): from then on neither card nor queue refers to the buffers. Both come from the queue's own
+// completed(): from then on neither card nor queue refers to the buffers. All calls come from the queue's own
 // thread, never from inside submit().
 struct IoRequest {
   IoOp op{IoOp::retrieve};
   CardKey key{};
   std::span<const iovec> data;  // store: value; retrieve: destination; in order, at most 8 vectors
 
+  // Retrieve: the first `bytes` of `data` are in place. Nothing follows from that: what completed() tells may
+  // be an error. Called as often as the queue likes, also never, with ever more bytes, and not after
+  // completed(). Must not submit.
+  virtual void arrived(std::uint32_t /*bytes*/) noexcept {}
   virtual void completed(const IoResult& result) noexcept = 0;
   virtual void released() noexcept = 0;
 

@@ -169,6 +169,11 @@ fabric::Command NvmeIoQueue::command_for(const IoRequest& request, std::uint32_t
   return command;
 }
 
+void NvmeIoQueue::on_arrived(std::uint32_t tag, std::uint32_t bytes) noexcept {
+  if (tag == kConnectTag || entries_[tag].timed_out) return;
+  entries_[tag].request->arrived(bytes);
+}
+
 void NvmeIoQueue::on_response(std::uint32_t tag, const fabric::Response& response) noexcept {
   if (tag == kConnectTag) return on_connected(response);
   Entry& entry = entries_[tag];

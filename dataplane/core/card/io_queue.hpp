@@ -47,6 +47,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   enum class State : std::uint8_t { idle, connecting, open };
 
   void on_open() noexcept override;
+  void on_arrived(std::uint32_t tag, std::uint32_t bytes) noexcept override;
   void on_response(std::uint32_t tag, const fabric::Response& response) noexcept override;
   void on_closed(fabric::Ending how, const std::string& reason) noexcept override;
 

@@ -34,11 +34,16 @@ struct Response {
   bool synthetic{false};      // stands for C2HData's SUCCESS flag: DW0 and DW1 are unknown
 };
 
-// Called on the queue pair's thread. Every call may submit and close; none may destroy the queue pair.
+// Called on the queue pair's thread. Where nothing else is said a call may submit and close; none may destroy
+// the queue pair.
 class QueuePairClient {
  public:
   // The transport is up: commands may be submitted, Connect first.
   virtual void on_open() noexcept = 0;
+  // The first `bytes` of a command's data from the target are in place, and what they are is not judged yet:
+  // their digest may be wrong. Called with ever more bytes, as often as is convenient. Must neither submit
+  // nor close.
+  virtual void on_arrived(std::uint32_t /*tag*/, std::uint32_t /*bytes*/) noexcept {}
   virtual void on_response(std::uint32_t tag, const Response& response) noexcept = 0;
   // Once, and the last call: the socket is closed and no buffer is referred to any more. No response comes
   // for commands that are outstanding.

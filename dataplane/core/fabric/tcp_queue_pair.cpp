@@ -269,6 +269,10 @@ TcpQueuePair::Judgement TcpQueuePair::on_c2h_data(const nvme::DataPdu& pdu, std:
   return std::nullopt;
 }
 
+void TcpQueuePair::on_payload(std::uint16_t cid, std::uint32_t end) noexcept {
+  if (const CommandSlot* const slot = slots_.find(cid)) client_.on_arrived(slot->tag, end);
+}
+
 TcpQueuePair::Judgement TcpQueuePair::on_c2h_data_end(const nvme::DataPdu& pdu) {
   CommandSlot* const slot = slots_.find(pdu.cccid);
   if (slot == nullptr) return unknown_command(pdu.cccid, offsetof(nvme::DataPdu, cccid));

@@ -16,6 +16,8 @@ namespace akv::fabric {
 namespace {
 
 constexpr int kReadsPerCall = 16;
+// Of a payload at most so much is read at once, so that it is still in the CPU's cache for on_payload().
+constexpr std::uint32_t kPayloadPiece = std::uint32_t{256} << 10U;
 constexpr int kMaxMends = 64;  // as for the sender
 
 // By where in the header the fault is.
@@ -81,7 +83,9 @@ std::size_t TcpReceiver::gather(std::span<iovec> out) noexcept {
   make_room();
   std::size_t count = 0;
   if (state_ == State::payload) {
-    count = target_.buffer->slice(target_.offset, remaining_, out.first(kMaxVectors));
+    const std::uint32_t piece = std::min(remaining_, kPayloadPiece);
+    count = target_.buffer->slice(target_.offset, piece, out.first(kMaxVectors));
+    if (piece < remaining_) return count;
   }
   out[count++] = {staging_.data() + end_, kStaging - end_};
   return count;
@@ -134,6 +138,7 @@ void TcpReceiver::payload_arrived(std::uint32_t bytes) noexcept {
   }
   target_.offset += bytes;
   remaining_ -= bytes;
+  if (bytes > 0) client_.on_payload(data_.cccid, target_.offset);
 }
 
 void TcpReceiver::copy_staged_payload() noexcept {

@@ -29,6 +29,8 @@ class ReceiverClient {
   // `bytes` of payload follow.
   virtual std::optional<Fault> on_c2h_data(const nvme::DataPdu& pdu, std::uint32_t bytes,
                                            PayloadTarget& target) = 0;
+  // Payload for the command `cid` is in place up to `end` in its buffer.
+  virtual void on_payload(std::uint16_t cid, std::uint32_t end) noexcept = 0;
   virtual std::optional<Fault> on_c2h_data_end(const nvme::DataPdu& pdu) = 0;
 
  protected:

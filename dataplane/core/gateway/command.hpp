@@ -6,9 +6,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "card/io.hpp"
 #include "gateway/batch.hpp"
+#include "gateway/hot_blocks.hpp"
 #include "kv/envelope.hpp"
 
 namespace akv::gateway {
@@ -17,6 +19,7 @@ class Command;
 
 class CommandOwner {
  public:
+  virtual void arrived(Command& command, std::uint32_t bytes) noexcept = 0;
   virtual void completed(Command& command, const card::IoResult& result) noexcept = 0;
   virtual void released(Command& command) noexcept = 0;
 
@@ -47,6 +50,7 @@ class Command final : public card::IoRequest {
     vectors_[0] = {envelope.data(), envelope.size()};
     data = std::span(vectors_).first(1);
   }
+  void arrived(std::uint32_t bytes) noexcept override { owner_.arrived(*this, bytes); }
   void completed(const card::IoResult& result) noexcept override { owner_.completed(*this, result); }
   void released() noexcept override { owner_.released(*this); }
 
@@ -54,6 +58,7 @@ class Command final : public card::IoRequest {
   std::uint32_t entry{0};
   std::uint16_t segment{0};
   kv::EnvelopeBytes envelope{};
+  std::optional<HotBlocks::Arrival> arrival;  // GET of a value in one piece, once some of it was taken
 
  private:
   CommandOwner& owner_;

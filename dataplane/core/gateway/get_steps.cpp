@@ -1,26 +1,33 @@
 #include <algorithm>
 
-#include "base/crc32c.hpp"
 #include "gateway/steps.hpp"
 
 namespace akv::gateway {
 namespace {
 
+// The payload is not what its envelope says. No wonder, and no card's fault, where its memory went away.
+void damaged(Command& command, Outcomes& outcomes) {
+  if (command.target().is_lost()) return outcomes.fail(*command.batch, command.entry, Why::memory_lost);
+  outcomes.mismatch(*command.batch, command.entry, kv::Mismatch::payload_crc);
+}
+
+// All of the payload was taken and is what was stored.
+void verified(Command& command, Outcomes& outcomes, HotBlocks& hot) {
+  const auto length = static_cast<std::uint32_t>(command.arrival->own.size());
+  hot.keep(*command.arrival, *command.batch, command.entry);
+  outcomes.hit(*command.batch, command.entry, length);
+}
+
 // All segments are there: only their CRCs, taken in order, tell whether they belong together.
 void finish_segments(Command& command, Outcomes& outcomes, HotBlocks& hot) {
   Batch& batch = *command.batch;
   const SegmentedValue& value = *command.target().segments;
-  const auto arrival = hot.arrived(batch, command.entry, value.split.total());
-  Crc32c crc;
+  HotBlocks::Arrival& arrival = command.arrival.emplace(hot.begin(batch, command.entry, value.split.total()));
   for (std::uint16_t i = 0; i < value.split.count(); ++i) {
-    crc.update(arrival.bytes.subspan(value.split.offset(i), value.split.length(i)));
-    if (crc.value() != value.crcs[i]) {
-      hot.discard(arrival);
-      return outcomes.mismatch(batch, command.entry, kv::Mismatch::payload_crc);
-    }
+    hot.take(arrival, value.split.offset(i) + value.split.length(i));
+    if (arrival.crc.value() != value.crcs[i]) return damaged(command, outcomes);
   }
-  hot.keep(arrival, batch, command.entry, crc.value());
-  outcomes.hit(batch, command.entry, value.split.total());
+  verified(command, outcomes, hot);
 }
 
 void begin_segments(Command& command, const kv::Envelope& first) {
@@ -48,13 +55,19 @@ void first_arrived(Command& command, std::uint32_t value_size, Outcomes& outcome
     return outcomes.fail(batch, command.entry, Why::too_large);
   }
   if (envelope.segment_count > 1) return begin_segments(command, envelope);
-  const auto arrival = hot.arrived(batch, command.entry, envelope.payload_length);
-  if (crc32c(arrival.bytes) != envelope.payload_crc) {
-    hot.discard(arrival);
-    return outcomes.mismatch(batch, command.entry, kv::Mismatch::payload_crc);
-  }
-  hot.keep(arrival, batch, command.entry, envelope.payload_crc);
-  outcomes.hit(batch, command.entry, envelope.payload_length);
+  if (!command.arrival) command.arrival = hot.begin(batch, command.entry, envelope.payload_length);
+  hot.take(*command.arrival, envelope.payload_length);
+  if (command.arrival->crc.value() != envelope.payload_crc) return damaged(command, outcomes);
+  verified(command, outcomes, hot);
+}
+
+// The envelope is of what was asked for, in one piece that has room, if its value is as long as it says.
+bool begins_well(const Command& command, kv::Envelope& envelope) {
+  if (kv::decode(command.envelope, envelope) != kv::Mismatch::none || envelope.segment_count != 1)
+    return false;
+  if (envelope.payload_length > command.bytes() - kv::kEnvelopeBytes) return false;
+  const auto value_size = static_cast<std::uint32_t>(kv::kEnvelopeBytes + envelope.payload_length);
+  return kv::verify_first(envelope, expected_value(command, value_size)) == kv::Mismatch::none;
 }
 
 void segment_arrived(Command& command, std::uint32_t value_size, Outcomes& outcomes, HotBlocks& hot) {
@@ -88,6 +101,17 @@ bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outc
   command.key = command.batch->keyspace->keys.value_key(entry.key);
   command.set_value(entry.memory, std::min<std::size_t>(entry.length, max_value_bytes - kv::kEnvelopeBytes));
   return true;
+}
+
+// A value in segments is taken when all of them are there, since their CRCs count in order.
+void take_part_of_get(Command& command, std::uint32_t bytes, HotBlocks& hot) {
+  if (command.segment != 0 || bytes < kv::kEnvelopeBytes) return;
+  if (!command.arrival) {
+    kv::Envelope envelope;
+    if (!begins_well(command, envelope)) return;
+    command.arrival = hot.begin(*command.batch, command.entry, envelope.payload_length);
+  }
+  hot.take(*command.arrival, std::min<std::size_t>(bytes - kv::kEnvelopeBytes, command.arrival->own.size()));
 }
 
 void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot) {

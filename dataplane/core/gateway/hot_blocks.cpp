@@ -1,10 +1,15 @@
 #include "gateway/hot_blocks.hpp"
 
+#include <algorithm>
 #include <cstring>
 
-#include "base/crc32c.hpp"
-
 namespace akv::gateway {
+namespace {
+
+// The copy of so much is in the CPU's nearest cache when its checksum is taken.
+constexpr std::size_t kPiece = std::size_t{16} << 10U;
+
+}  // namespace
 
 BlockName HotBlocks::name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept {
   return {.key = key, .space = space, .lane = lane_, .hash = names_.hasher(key)};
@@ -63,27 +68,40 @@ void HotBlocks::give(Batch& batch, std::uint32_t index, std::span<const std::byt
   outcomes_.hit(batch, index, length);
 }
 
-HotBlocks::Arrival HotBlocks::arrived(const Batch& batch, std::uint32_t index, std::uint32_t length) {
+HotBlocks::Arrival HotBlocks::begin(const Batch& batch, std::uint32_t index, std::uint32_t length) {
   const Entry& entry = batch.entries[index];
-  const std::span<const std::byte> own{entry.memory, length};
-  if (!entry.leads) return {own, std::nullopt};
+  Arrival arrival{.own = {entry.memory, length}, .room = std::nullopt};
+  if (!entry.leads) return arrival;
   const BlockName name = name_of(batch, index);
-  if (names_.generations.stable(name.hash) != flights_.generation(name)) return {own, std::nullopt};
-  const auto slot = cache_.reserve(length);
-  if (!slot) return {own, std::nullopt};
-  std::memcpy(cache_.room(*slot).data(), entry.memory, length);
-  return {cache_.bytes(*slot), slot};
+  if (names_.generations.stable(name.hash) == flights_.generation(name))
+    arrival.room = cache_.reserve(length);
+  return arrival;
 }
 
-void HotBlocks::keep(const Arrival& arrival, Batch& batch, std::uint32_t index, std::uint32_t crc) {
-  batch.entries[index].value_crc = crc;
-  if (!arrival.slot) return;
-  const BlockName name = name_of(batch, index);
-  cache_.commit(*arrival.slot, name, flights_.generation(name));
+void HotBlocks::take(Arrival& arrival, std::size_t until) {
+  while (arrival.taken < until) {
+    auto piece = arrival.own.subspan(arrival.taken, std::min(kPiece, until - arrival.taken));
+    if (arrival.room) {
+      const auto copy = cache_.room(*arrival.room).subspan(arrival.taken, piece.size());
+      std::memcpy(copy.data(), piece.data(), piece.size());
+      piece = copy;
+    }
+    arrival.crc.update(piece);
+    arrival.taken += piece.size();
+  }
 }
 
-void HotBlocks::discard(const Arrival& arrival) {
-  if (arrival.slot) cache_.cancel(*arrival.slot);
+void HotBlocks::keep(Arrival& arrival, Batch& batch, std::uint32_t index) {
+  batch.entries[index].value_crc = arrival.crc.value();
+  if (!arrival.room) return;
+  const BlockName name = name_of(batch, index);
+  // A command that changes the value may have been sent since begin().
+  if (names_.generations.stable(name.hash) != flights_.generation(name)) return discard(arrival);
+  cache_.commit(*std::exchange(arrival.room, std::nullopt), name, flights_.generation(name));
+}
+
+void HotBlocks::discard(Arrival& arrival) {
+  if (const auto room = std::exchange(arrival.room, std::nullopt)) cache_.cancel(*room);
 }
 
 void HotBlocks::land() {
@@ -97,6 +115,8 @@ void HotBlocks::land() {
 }
 
 void HotBlocks::share(const EntryRef& waiting, const Entry& leader, Counter reason) {
+  // What became of the leader's memory is no matter of others.
+  if (reason == Counter::miss_memory_lost) return ask_again(waiting);
   Batch& batch = *waiting.batch;
   const Entry& entry = batch.entries[waiting.index];
   if (leader.status == wire::EntryStatus::ok || leader.status == wire::EntryStatus::too_small) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc32c.hpp"
 #include "gateway/batch.hpp"
 #include "gateway/flights.hpp"
 #include "gateway/generations.hpp"
@@ -37,16 +38,21 @@ class HotBlocks {
   // The present value's copy, as a GET would be given it now.
   [[nodiscard]] std::optional<ReadCache::Slot> find(const kv::EngineKey& key, const SpaceId& space) const;
 
-  // The bytes to verify of a block that arrived: a copy on its way into the cache, which the entry's client
-  // can't write, or else the entry's own memory.
+  // A block that arrives in its entry's memory, with room for its copy if it may be kept. What counts is the
+  // checksum of the copy, which the entry's client can't write, or else of the entry's own memory.
   struct Arrival {
-    std::span<const std::byte> bytes;
-    std::optional<ReadCache::Slot> slot;
+    std::span<const std::byte> own;
+    std::optional<ReadCache::Slot> room;
+    std::size_t taken{0};
+    Crc32c crc{};  // of the bytes that were taken
   };
-  [[nodiscard]] Arrival arrived(const Batch& batch, std::uint32_t index, std::uint32_t length);
-  // It was verified; `crc` is that of the whole block.
-  void keep(const Arrival& arrival, Batch& batch, std::uint32_t index, std::uint32_t crc);
-  void discard(const Arrival& arrival);
+  [[nodiscard]] Arrival begin(const Batch& batch, std::uint32_t index, std::uint32_t length);
+  // The block's first `until` bytes are in its entry's memory: takes those that were not taken yet.
+  void take(Arrival& arrival, std::size_t until);
+  // All of it was taken and is what was stored.
+  void keep(Arrival& arrival, Batch& batch, std::uint32_t index);
+  // Gives room back that keep() did not use.
+  void discard(Arrival& arrival);
 
   // Answers those who waited for entries that have their status now.
   void land();

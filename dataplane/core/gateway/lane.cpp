@@ -144,9 +144,15 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
   return true;
 }
 
+void Lane::arrived(Command& command, std::uint32_t bytes) noexcept {
+  take_part(command, bytes, hot_);
+}
+
 void Lane::completed(Command& command, const card::IoResult& result) noexcept {
   if (!command.data.empty()) --command.batch->unanswered;
   conclude(command, result, outcomes_, hot_);
+  if (command.arrival) hot_.discard(*command.arrival);
+  command.arrival.reset();
   if (outcomes_.take_damaged()) blame_card();
   outcomes_.settle(*command.batch);
   if (!command.batch->more.empty()) line_up(command.batch);

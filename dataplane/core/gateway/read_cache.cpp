@@ -128,6 +128,8 @@ void ReadCache::commit(Slot slot, const BlockName& name, std::uint64_t generatio
   ++known_;
   policy_.insert(slot, name.mixed(), block.pages);
   counters_.add(Counter::cache_fills);
+  // Sessions may have taken memory since the room was reserved.
+  if (used_pages_ * kPageBytes > share_.now()) trim();
 }
 
 void ReadCache::drop(Slot slot) {

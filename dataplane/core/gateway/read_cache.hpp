@@ -53,7 +53,8 @@ class ReadCache {
   [[nodiscard]] std::span<const std::byte> bytes(Slot slot) const noexcept;
   void used(Slot slot) noexcept { policy_.hit(slot); }
 
-  // Room for a block that nobody finds before commit(). Nothing where it is too large to be worth it.
+  // Room for a block that nobody finds before commit(), and that trim() does not take. Nothing where it is
+  // too large to be worth it.
   [[nodiscard]] std::optional<Slot> reserve(std::uint32_t length);
   [[nodiscard]] std::span<std::byte> room(Slot slot) noexcept;
   // Takes the place of a copy of the same name.

@@ -67,6 +67,10 @@ bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes
   return false;
 }
 
+void take_part(Command& command, std::uint32_t bytes, HotBlocks& hot) {
+  if (command.batch->op == BatchOp::get && !command.target().resolved) take_part_of_get(command, bytes, hot);
+}
+
 void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot) {
   if (command.target().resolved) return;  // another segment failed before
   switch (command.batch->op) {

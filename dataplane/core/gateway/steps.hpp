@@ -24,6 +24,10 @@ struct Work {
 // status without a command. `max_value_bytes`: what the card takes as one value.
 [[nodiscard]] bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 
+// Takes what came of the answer so far, its first `bytes`: while they are in the CPU's cache it is cheap to
+// copy them and to add them to their checksum. Concludes nothing.
+void take_part(Command& command, std::uint32_t bytes, HotBlocks& hot);
+
 // Takes the card's answer: gives the entry its status, or adds it to batch.more.
 void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot);
 
@@ -31,6 +35,7 @@ void conclude(Command& command, const card::IoResult& result, Outcomes& outcomes
 [[nodiscard]] bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 void conclude_put(Command& command, const card::IoResult& result, Outcomes& outcomes);
 [[nodiscard]] bool prepare_get(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
+void take_part_of_get(Command& command, std::uint32_t bytes, HotBlocks& hot);
 void conclude_get(Command& command, const card::IoResult& result, Outcomes& outcomes, HotBlocks& hot);
 void prepare_exists(Command& command, std::uint32_t max_value_bytes);
 void conclude_exists(Command& command, const card::IoResult& result, Outcomes& outcomes);
