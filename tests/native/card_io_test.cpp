@@ -29,6 +29,7 @@ class CardIo : public ::testing::TestWithParam<Digests> {
 
   CardTarget target;
   NvmeCards cards;
+  std::size_t asked_before{0};
 };
 
 INSTANTIATE_TEST_SUITE_P(Digests, CardIo,
@@ -57,6 +58,24 @@ TEST_P(CardIo, AValueMayBeShorterOrLongerThanTheBuffer) {
   Request narrow(IoOp::retrieve, key(1), std::vector<std::byte>(100));
   EXPECT_EQ(cards.run(narrow).value_size, 5000U);
   EXPECT_TRUE(std::ranges::equal(narrow.bytes, std::span(store.bytes).first(100)));
+}
+
+// The command of a value that does not fit in it goes ahead, and the card asks for the data meanwhile.
+TEST_P(CardIo, AValueMayBeChangedUntilItIsRead) {
+  for (const std::size_t size : {64U, 8192U, 8193U, 300'000U}) {
+    Request store(IoOp::store, key(static_cast<unsigned>(size)), std::vector<std::byte>(size));
+    const std::size_t asked = size > 8192 ? 1 : 0;
+    store.at_sending = [&] {
+      EXPECT_TRUE(target.wait_asked(asked_before + asked));
+      std::ranges::copy(pattern(size, 1), store.bytes.begin());
+    };
+    ASSERT_EQ(cards.run(store).status, IoStatus::ok) << size;
+    EXPECT_TRUE(store.was_read());
+    asked_before += asked;
+    Request retrieve(IoOp::retrieve, store.key, std::vector<std::byte>(size));
+    ASSERT_EQ(cards.run(retrieve).status, IoStatus::ok) << size;
+    EXPECT_EQ(retrieve.bytes, pattern(size, 1));
+  }
 }
 
 TEST_P(CardIo, ExistAndRemoveTellWhatIsThere) {
@@ -96,6 +115,7 @@ TEST_P(CardIo, ASizeThatWasNotSentIsAnError) {
 TEST_P(CardIo, AValueBeyondTheCardsLimitIsNotSent) {
   Request store(IoOp::store, key(1), pattern((1U << 20U) + 1, 5));
   EXPECT_EQ(cards.run(store).status, IoStatus::too_large);
+  EXPECT_FALSE(store.was_read());
   EXPECT_EQ(target.stored_values(), 0U);
   EXPECT_EQ(cards.snapshot().max_value_bytes, 1U << 20U);
 }

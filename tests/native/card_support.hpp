@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -122,16 +123,31 @@ class Request final : public IoRequest {
     EXPECT_TRUE(changed_.wait_for(lock, kPatience, [this] { return completed_ > 0; })) << "not completed";
     return result_;
   }
+  [[nodiscard]] bool was_read() {
+    const std::lock_guard lock(mutex_);
+    return sendings_ > 0;
+  }
   [[nodiscard]] bool released_yet() {
     const std::lock_guard lock(mutex_);
     return released_ > 0;
   }
 
   std::vector<std::byte> bytes;
+  // Called before a store's data is read.
+  std::function<void()> at_sending;
   // What was told to be in place, as it was then; to be looked at once it is completed.
   std::vector<std::byte> seen;
 
  private:
+  void sending() noexcept override {
+    EXPECT_EQ(op, IoOp::store);
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_EQ(sendings_++, 0) << "read twice";
+      EXPECT_EQ(completed_, 0) << "read after it was completed";
+    }
+    if (at_sending) at_sending();
+  }
   void arrived(std::uint32_t count) noexcept override {
     const std::lock_guard lock(mutex_);
     EXPECT_EQ(op, IoOp::retrieve);
@@ -157,6 +173,7 @@ class Request final : public IoRequest {
   std::mutex mutex_;
   std::condition_variable changed_;
   IoResult result_;
+  int sendings_{0};
   int completed_{0};
   int released_{0};
 };

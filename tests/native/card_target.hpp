@@ -75,6 +75,11 @@ class CardTarget {
     const std::lock_guard lock(mutex_);
     return values_.size();
   }
+  // Whether it has sent so many R2Ts, within twenty seconds.
+  [[nodiscard]] bool wait_asked(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return asked_ >= count; });
+  }
   // Answers that silent_io holds back.
   [[nodiscard]] std::size_t held() {
     const std::lock_guard lock(mutex_);
@@ -229,6 +234,11 @@ class CardTarget {
     if (command.opcode == nvme::KvOpcode::store && sqe.sgl.identifier == nvme::kSglTransport &&
         command.size > 0) {
       peer.send_r2t(sqe.cid, 1, 0, command.size);
+      {
+        const std::lock_guard lock(mutex_);
+        ++asked_;
+        changed_.notify_all();
+      }
       while (value.size() < command.size && peer.ok()) {
         const auto data = peer.receive().data;
         value.insert(value.end(), data.begin(), data.end());
@@ -297,6 +307,7 @@ class CardTarget {
   std::map<nvme::KvKey, std::vector<std::byte>> values_;
   std::set<Peer*> peers_;
   std::size_t held_{0};
+  std::size_t asked_{0};
   std::map<nvme::AdminOpcode, std::size_t> admin_commands_;
   std::map<nvme::Feature, std::uint32_t> features_;
   std::set<std::uint16_t> aborted_;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -38,10 +39,16 @@ class ScriptedQueue final : public card::IoQueue {
     held.push_back(&request);
     most_held = std::max(most_held, held.size());
     ++submitted[request.op];
+    if (request.op == card::IoOp::store && !slow) {
+      unread_.insert(&request);
+      reactor_.defer([this, &request] { tell(request); });
+    }
     if (!hold) reactor_.defer([this] { answer_all(); });
     return true;
   }
 
+  // Where `slow`: the value of the store `index` is going to be read.
+  void read(std::size_t index) { held.at(index)->sending(); }
   void answer_all() {
     while (!held.empty())
       answer(0);
@@ -61,6 +68,7 @@ class ScriptedQueue final : public card::IoQueue {
   void fail(std::size_t index, card::IoStatus status) {
     card::IoRequest* const request = take(index);
     written_.erase(request);
+    unread_.erase(request);
     request->completed({.status = status});
     request->released();
   }
@@ -94,6 +102,7 @@ class ScriptedQueue final : public card::IoQueue {
   std::size_t depth{1024};
   bool is_ready{true};
   bool hold{false};
+  bool slow{false};
 
  private:
   card::IoRequest* take(std::size_t index) {
@@ -102,11 +111,17 @@ class ScriptedQueue final : public card::IoQueue {
     return request;
   }
 
+  // A store's value is going to be read, if it was not yet.
+  void tell(card::IoRequest& request) {
+    if (unread_.erase(&request) != 0) request.sending();
+  }
+
   card::IoResult perform(card::IoRequest& request) {
     const auto found = values.find(request.key);
     const bool there = found != values.end();
     switch (request.op) {
       case card::IoOp::store: {
+        tell(request);
         Bytes value;
         for (const iovec& part : request.data) {
           const auto* const from = static_cast<const std::byte*>(part.iov_base);
@@ -156,6 +171,7 @@ class ScriptedQueue final : public card::IoQueue {
   }
 
   Reactor& reactor_;
+  std::set<card::IoRequest*> unread_;
   std::map<const card::IoRequest*, std::size_t> written_;  // bytes of a retrieve's destination
 };
 

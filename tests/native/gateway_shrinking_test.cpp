@@ -16,6 +16,30 @@ TEST_F(GatewayRegion, BytesThatChangeAfterTheirChecksumAreAMissLater) {
   EXPECT_EQ(bench.counter(Counter::miss_payload_crc), 1U);
 }
 
+// What counts is what the block is when the card is about to get it.
+TEST_F(GatewayRegion, BytesThatChangeBeforeTheirChecksumAreStoredAsTheyAreThen) {
+  queue().hold = queue().slow = true;
+  fill(0, payload_of(5000, 3));
+  client.send(request(Opcode::put, 1, 0, 5000));
+  wait_held(1);
+  fill(0, payload_of(5000, 4));
+  queue().read(0);
+  queue().slow = false;
+  let_go();
+  EXPECT_EQ(client.reply()->entry(0, 4), EntryStatus::ok);
+  ASSERT_EQ(get(1, 8192, 5000), EntryStatus::ok);
+  EXPECT_EQ(content(8192, 5000), payload_of(5000, 4));
+}
+
+// A queue that sent the bytes without a word would store nothing that anybody takes for a value.
+TEST_F(GatewayRegion, WithoutItsChecksumABlockIsNoValue) {
+  queue().slow = true;
+  fill(0, payload_of(5000, 3));
+  EXPECT_EQ(put(1, 0, 5000), EntryStatus::ok);
+  EXPECT_EQ(get(1, 8192, 5000), EntryStatus::miss);
+  EXPECT_EQ(bench.counter(Counter::miss_envelope_magic), 1U);
+}
+
 TEST_F(GatewayRegion, AFileThatShrankBeforeAPutEndsItsSessionAlone) {
   TestClient other(bench);
   ASSERT_TRUE(other.hello(0));
@@ -28,14 +52,25 @@ TEST_F(GatewayRegion, AFileThatShrankBeforeAPutEndsItsSessionAlone) {
   EXPECT_EQ(other.call(frame(Opcode::stats, {}, 0, 2))->status(), FrameStatus::ok);
 }
 
-TEST_F(GatewayRegion, AFileThatShrinksInTheMiddleOfAPutStoresNothingThatIsFoundLater) {
-  queue().hold = true;
+// Before its checksum is taken, which would be of zeros, and after.
+class GatewayRegionThatShrinks : public GatewayRegion, public testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Before, GatewayRegionThatShrinks, testing::Bool());
+
+TEST_P(GatewayRegionThatShrinks, InTheMiddleOfAPutStoresNothingThatIsFoundLater) {
+  queue().hold = queue().slow = true;
   fill(0, payload_of(10'000, 1));
   client.send(request(Opcode::put, 1, 0, 10'000));
   wait_held(1);
+  if (!GetParam()) queue().read(0);
   shrink(0);
+  if (GetParam()) queue().read(0);
+  queue().slow = false;
   let_go();
   expect_ended();
+  EXPECT_EQ(queue().values.size(), 1U) << "the card got something";
+  EXPECT_EQ(bench.counter(Counter::lost_memory_lost), 1U);
+  EXPECT_EQ(bench.counter(Counter::stored), 0U);
   TestClient other(bench);
   ASSERT_TRUE(other.hello(kBytes));
   Bytes lengths;

@@ -40,6 +40,9 @@ struct IoRequest {
   CardKey key{};
   std::span<const iovec> data;  // store: value; retrieve: destination; in order, at most 8 vectors
 
+  // Store: `data` is read from now on, and was not before. Called once for a store whose data is read, before
+  // completed(). May change the bytes. Must not submit.
+  virtual void sending() noexcept {}
   // Retrieve: the first `bytes` of `data` are in place. Nothing follows from that: what completed() tells may
   // be an error. Called as often as the queue likes, also never, with ever more bytes, and not after
   // completed(). Must not submit.

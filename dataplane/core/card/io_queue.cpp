@@ -14,6 +14,8 @@ namespace akv::card {
 namespace {
 
 constexpr std::uint32_t kConnectTag = kNoEntry;
+// Of the stores' data so much is prepared at once, which takes the time that a card takes to ask for it.
+constexpr std::uint64_t kPreparedAtOnce = std::uint64_t{256} << 10U;
 
 std::uint64_t total_bytes(std::span<const iovec> data) noexcept {
   std::uint64_t total = 0;
@@ -129,12 +131,27 @@ void NvmeIoQueue::on_connected(const fabric::Response& response) noexcept {
 // Sends what fits the bound of bytes on the wire; the rest waits in line.
 void NvmeIoQueue::dispatch() noexcept {
   if (state_ != State::open) return;
-  while (next_to_send_ != kNoEntry && send_next()) {
+  std::uint64_t prepared = 0;
+  while (next_to_send_ != kNoEntry && send_next(prepared)) {
+    if (prepared >= kPreparedAtOnce) {
+      dispatch_later();
+      break;
+    }
   }
   if (queue_pair_) queue_pair_->flush();
 }
 
-bool NvmeIoQueue::send_next() noexcept {
+// Cards that asked for the data of what was sent get it first.
+void NvmeIoQueue::dispatch_later() noexcept {
+  if (later_ != 0 || next_to_send_ == kNoEntry) return;
+  later_ = reactor_.call_after(std::chrono::nanoseconds(0), [this] {
+    later_ = 0;
+    dispatch();
+  });
+}
+
+// False when nothing more is to be sent for now. Adds the bytes of stores whose data was prepared.
+bool NvmeIoQueue::send_next(std::uint64_t& prepared) noexcept {
   const std::uint32_t index = next_to_send_;
   Entry& entry = entries_[index];
   if (entry.bytes > facts_.max_value_bytes) {
@@ -143,6 +160,9 @@ bool NvmeIoQueue::send_next() noexcept {
     return true;
   }
   if (bytes_on_wire_ > 0 && bytes_on_wire_ + entry.bytes > card_.config->max_inflight_bytes) return false;
+  const bool store = entry.request->op == IoOp::store;
+  const bool ahead = store && !queue_pair_->in_capsule(entry.bytes);
+  if (store && !ahead) entry.request->sending();
   if (!queue_pair_->submit(command_for(*entry.request, entry.bytes), index)) {
     next_to_send_ = entry.next;
     finish(index, {IoStatus::error, 0, 0});
@@ -151,6 +171,16 @@ bool NvmeIoQueue::send_next() noexcept {
   entry.sent = true;
   bytes_on_wire_ += entry.bytes;
   next_to_send_ = entry.next;
+  if (store) prepared += entry.bytes;
+  return !ahead || prepare_behind(entry);
+}
+
+// The command goes ahead of its data, which is prepared while the card answers: before the next event, so
+// before anything can ask for it. False when the connection ended, and the request with it.
+bool NvmeIoQueue::prepare_behind(const Entry& entry) noexcept {
+  queue_pair_->flush();
+  if (state_ != State::open) return false;
+  entry.request->sending();
   return true;
 }
 
@@ -320,6 +350,7 @@ void NvmeIoQueue::drop_queue_pair() noexcept {
 // The socket is closed: nothing refers to any buffer.
 void NvmeIoQueue::disconnect_all() noexcept {
   reactor_.cancel(std::exchange(timer_, 0));
+  reactor_.cancel(std::exchange(later_, 0));
   next_to_send_ = kNoEntry;
   bytes_on_wire_ = 0;
   while (entries_.waiting.head != kNoEntry)

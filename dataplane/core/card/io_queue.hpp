@@ -53,7 +53,9 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
 
   void on_connected(const fabric::Response& response) noexcept;
   void dispatch() noexcept;
-  [[nodiscard]] bool send_next() noexcept;
+  void dispatch_later() noexcept;
+  [[nodiscard]] bool send_next(std::uint64_t& prepared) noexcept;
+  [[nodiscard]] bool prepare_behind(const Entry& entry) noexcept;
   [[nodiscard]] fabric::Command command_for(const IoRequest& request, std::uint32_t bytes) const noexcept;
   [[nodiscard]] IoResult judge(const Entry& entry, const fabric::Response& response) const noexcept;
   void finish(std::uint32_t index, const IoResult& result) noexcept;
@@ -85,6 +87,7 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   TimerId timer_{0};
   TimePoint timer_due_{};
   AfterEvent dispatch_;
+  TimerId later_{0};
 };
 
 }  // namespace akv::card

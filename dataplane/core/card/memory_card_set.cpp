@@ -145,10 +145,11 @@ class MemoryQueue final : public IoQueue {
     return request.op == IoOp::retrieve ? std::min<std::uint64_t>(size, result.value_size) : size;
   }
 
-  [[nodiscard]] IoResult execute(const IoRequest& request) noexcept {
+  [[nodiscard]] IoResult execute(IoRequest& request) noexcept {
     switch (request.op) {
       case IoOp::store:
         if (total_bytes(request.data) > config_.max_value_bytes) return {IoStatus::too_large, 0, 0};
+        request.sending();
         return store(request);
       case IoOp::retrieve:
         return values_.retrieve(request.key, request.data);

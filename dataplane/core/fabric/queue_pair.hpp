@@ -61,6 +61,9 @@ class QueuePair {
   // False when it is not open, all command ids are in use, or the data has more than 8 vectors. Nothing is
   // sent before flush(). `tag` comes back with the response.
   [[nodiscard]] virtual bool submit(const Command& command, std::uint32_t tag) noexcept = 0;
+  // A write of so many bytes goes with its command. The data of larger ones is read when the target asks for
+  // it, which it can't before the event after that of flush().
+  [[nodiscard]] virtual bool in_capsule(std::uint32_t bytes) const noexcept = 0;
   // The command id that an outstanding command went by, for Abort; nothing when none has this tag. Looks
   // through all of them.
   [[nodiscard]] virtual std::optional<std::uint16_t> command_id(std::uint32_t tag) const noexcept = 0;

@@ -155,9 +155,8 @@ bool TcpQueuePair::submit(const Command& command, std::uint32_t tag) noexcept {
   }
   slot.tag = tag;
   if (slot.data.bytes() > 0) slot.direction = command.direction;
-  slot.in_capsule = slot.direction == Direction::to_target &&
-                    (command.must_be_in_capsule ||
-                     slot.data.bytes() <= std::min(config_.in_capsule_bytes, config_.h2c_bytes));
+  slot.in_capsule =
+      slot.direction == Direction::to_target && (command.must_be_in_capsule || in_capsule(slot.data.bytes()));
   push_capsule(slot, command.sqe);
   return true;
 }

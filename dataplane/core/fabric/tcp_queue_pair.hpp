@@ -1,6 +1,7 @@
 // NVMe/TCP (NVMe TCP Transport 1.0): one TCP connection is one queue pair.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,9 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
 
   void start() override;
   [[nodiscard]] bool submit(const Command& command, std::uint32_t tag) noexcept override;
+  [[nodiscard]] bool in_capsule(std::uint32_t bytes) const noexcept override {
+    return bytes <= std::min(config_.in_capsule_bytes, config_.h2c_bytes);
+  }
   [[nodiscard]] std::optional<std::uint16_t> command_id(std::uint32_t tag) const noexcept override;
   void flush() noexcept override;
   void close(const std::string& reason) noexcept override;

@@ -19,6 +19,7 @@ class Command;
 
 class CommandOwner {
  public:
+  virtual void sending(Command& command) noexcept = 0;
   virtual void arrived(Command& command, std::uint32_t bytes) noexcept = 0;
   virtual void completed(Command& command, const card::IoResult& result) noexcept = 0;
   virtual void released(Command& command) noexcept = 0;
@@ -50,6 +51,7 @@ class Command final : public card::IoRequest {
     vectors_[0] = {envelope.data(), envelope.size()};
     data = std::span(vectors_).first(1);
   }
+  void sending() noexcept override { owner_.sending(*this); }
   void arrived(std::uint32_t bytes) noexcept override { owner_.arrived(*this, bytes); }
   void completed(const card::IoResult& result) noexcept override { owner_.completed(*this, result); }
   void released() noexcept override { owner_.released(*this); }

@@ -144,6 +144,10 @@ bool Lane::send(card::IoQueue& queue, Command& command) {
   return true;
 }
 
+void Lane::sending(Command& command) noexcept {
+  seal(command);
+}
+
 void Lane::arrived(Command& command, std::uint32_t bytes) noexcept {
   take_part(command, bytes, hot_);
 }

@@ -64,7 +64,8 @@ class Lane final : public CommandOwner {
   // What of this card's blocks needs no command.
   [[nodiscard]] const HotBlocks& hot() const noexcept { return hot_; }
 
-  // The card's answers, and what comes of them before they are whole.
+  // The card's answers, and what comes before them.
+  void sending(Command& command) noexcept override;
   void arrived(Command& command, std::uint32_t bytes) noexcept override;
   void completed(Command& command, const card::IoResult& result) noexcept override;
   void released(Command& command) noexcept override;

@@ -1,4 +1,9 @@
+#include <sys/uio.h>
+
+#include <span>
+
 #include "base/crc32c.hpp"
+#include "base/guarded_memory.hpp"
 #include "gateway/steps.hpp"
 
 namespace akv::gateway {
@@ -24,48 +29,77 @@ void begin_segments(Command& command, const kv::Split& split) {
   if (entry.segments->next < split.count()) command.batch->more.push_back(command.entry);
 }
 
-void fill(Command& command, const kv::Split& split, std::uint32_t crc) {
-  const Entry& entry = command.target();
+void fill(Command& command, const kv::Split& split) {
   command.op = card::IoOp::store;
   command.key = segment_key(command, split);
-  command.envelope = kv::encode({.key = entry.key,
-                                 .namespace_id = command.batch->keyspace->namespace_id,
-                                 .segment_index = command.segment,
-                                 .segment_count = split.count(),
-                                 .payload_length = split.length(command.segment),
-                                 .total_length = split.total(),
-                                 .payload_crc = crc});
-  command.set_value(entry.memory + split.offset(command.segment), split.length(command.segment));
+  command.set_value(command.target().memory + split.offset(command.segment), split.length(command.segment));
+}
+
+kv::EnvelopeBytes envelope_of(const Command& command, const kv::Split& split, std::uint32_t crc) {
+  return kv::encode({.key = command.target().key,
+                     .namespace_id = command.batch->keyspace->namespace_id,
+                     .segment_index = command.segment,
+                     .segment_count = split.count(),
+                     .payload_length = split.length(command.segment),
+                     .total_length = split.total(),
+                     .payload_crc = crc});
+}
+
+void fill_segment(Command& command) {
+  const SegmentedValue& value = *command.target().segments;
+  fill(command, value.split);
+  command.envelope = envelope_of(command, value.split, value.crcs[command.segment]);
+}
+
+// A file that shrank lacks its end, so where a block's last byte is there, all of it is.
+bool is_there(const Entry& entry) {
+  const iovec last{entry.memory + entry.length - 1, 1};
+  touch_pages(std::span(&last, 1));
+  return !entry.is_lost();
 }
 
 }  // namespace
 
 bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes) {
   const Entry& entry = command.target();
-  if (entry.segments == nullptr) {
-    const auto split = kv::split_for(entry.length, max_value_bytes);
-    if (!split) {
-      outcomes.fail(*command.batch, command.entry, Why::too_large);
-      return false;
-    }
-    if (split->count() == 1) {
-      fill(command, *split, crc32c({entry.memory, entry.length}));
-    } else {
-      begin_segments(command, *split);
-      fill(command, *split, entry.segments->crcs[command.segment]);
-    }
-    // The checksum is of zeros where the client's memory went away meanwhile, and would vouch for them.
-    if (entry.is_lost()) outcomes.fail(*command.batch, command.entry, Why::memory_lost);
-    return !entry.resolved;
+  if (entry.segments != nullptr) {
+    fill_segment(command);
+    return true;
   }
-  fill(command, entry.segments->split, entry.segments->crcs[command.segment]);
+  const auto split = kv::split_for(entry.length, max_value_bytes);
+  if (!split) {
+    outcomes.fail(*command.batch, command.entry, Why::too_large);
+    return false;
+  }
+  const bool whole = split->count() == 1;
+  if (!whole) begin_segments(command, *split);
+  // The checksums are of zeros where the client's memory went away meanwhile, and would vouch for them.
+  if (!is_there(entry)) {
+    outcomes.fail(*command.batch, command.entry, Why::memory_lost);
+    return false;
+  }
+  if (!whole) {
+    fill_segment(command);
+    return true;
+  }
+  fill(command, *split);
+  command.envelope = {};  // until seal(); no reader takes it for one
   return true;
+}
+
+void seal(Command& command) {
+  const Entry& entry = command.target();
+  if (command.batch->op != BatchOp::put || entry.segments != nullptr) return;
+  const std::uint32_t crc = crc32c({entry.memory, entry.length});
+  // It would vouch for zeros where the client's memory went away after prepare_put().
+  if (!entry.is_lost()) command.envelope = envelope_of(command, kv::Split(entry.length, 1), crc);
 }
 
 void conclude_put(Command& command, const card::IoResult& result, Outcomes& outcomes) {
   if (result.status != card::IoStatus::ok) {
     return outcomes.fail(*command.batch, command.entry, why_of(result.status));
   }
+  if (command.target().is_lost()) return outcomes.fail(*command.batch, command.entry, Why::memory_lost);
   if (command.segment == 0) return outcomes.stored(*command.batch, command.entry);
   SegmentedValue& value = *command.target().segments;
   if (++value.done == value.split.count() - 1) command.batch->more.push_back(command.entry);

@@ -24,6 +24,10 @@ struct Work {
 // status without a command. `max_value_bytes`: what the card takes as one value.
 [[nodiscard]] bool prepare(Command& command, std::uint32_t max_value_bytes, Outcomes& outcomes);
 
+// Before the data of a command is read. A value in one piece gets its envelope only now: its checksum is
+// taken while the card answers its command.
+void seal(Command& command);
+
 // Takes what came of the answer so far, its first `bytes`: while they are in the CPU's cache it is cheap to
 // copy them and to add them to their checksum. Concludes nothing.
 void take_part(Command& command, std::uint32_t bytes, HotBlocks& hot);
