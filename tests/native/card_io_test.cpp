@@ -78,6 +78,23 @@ TEST_P(CardIo, AValueMayBeChangedUntilItIsRead) {
   }
 }
 
+TEST_P(CardIo, AConnectionThatEndsWhileCommandsGoOutEndsThemAll) {
+  std::vector<std::unique_ptr<Request>> stores;
+  for (unsigned n = 0; n < 8; ++n)
+    stores.push_back(std::make_unique<Request>(IoOp::store, key(n), pattern(20'000, 1)));
+  stores.front()->at_sending = [&] { EXPECT_TRUE(target.wait_ended(target.hang_up())); };
+  EXPECT_TRUE(cards.workers.call(0, [&] {
+    IoQueue* const queue = cards.set->queue(0, "CARD0");
+    return std::ranges::all_of(stores, [&](const auto& store) { return queue->submit(*store); });
+  }));
+  for (const auto& store : stores)
+    EXPECT_NE(store->wait().status, IoStatus::ok);
+  EXPECT_EQ(target.stored_values(), 0U);
+  ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
+  Request again(IoOp::store, key(1), pattern(20'000, 2));
+  EXPECT_EQ(cards.run(again).status, IoStatus::ok);
+}
+
 TEST_P(CardIo, ExistAndRemoveTellWhatIsThere) {
   Request store(IoOp::store, key(1), pattern(10, 3));
   ASSERT_EQ(cards.run(store).status, IoStatus::ok);

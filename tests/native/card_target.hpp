@@ -65,11 +65,17 @@ class CardTarget {
     make(behaviour_);
     changed_.notify_all();
   }
-  // Ends all connections; new ones are taken as before.
-  void hang_up() {
+  // Ends all connections; new ones are taken as before. How many will have ended when these have.
+  std::size_t hang_up() {
     const std::lock_guard lock(mutex_);
     for (fabric::test::Peer* const peer : peers_)
       peer->shutdown();
+    return ended_ + peers_.size();
+  }
+  // Whether so many connections have ended, within twenty seconds.
+  [[nodiscard]] bool wait_ended(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return ended_ >= count; });
   }
   [[nodiscard]] std::size_t stored_values() {
     const std::lock_guard lock(mutex_);
@@ -126,6 +132,8 @@ class CardTarget {
     }
     const std::lock_guard lock(mutex_);
     peers_.erase(&peer);
+    ++ended_;
+    changed_.notify_all();
   }
 
   void on_fabrics(Peer& peer, const nvme::Sqe& sqe, std::uint32_t& polls) {
@@ -243,6 +251,7 @@ class CardTarget {
         const auto data = peer.receive().data;
         value.insert(value.end(), data.begin(), data.end());
       }
+      if (value.size() < command.size) return;  // the connection ended before
     }
     {
       std::unique_lock lock(mutex_);
@@ -308,6 +317,7 @@ class CardTarget {
   std::set<Peer*> peers_;
   std::size_t held_{0};
   std::size_t asked_{0};
+  std::size_t ended_{0};
   std::map<nvme::AdminOpcode, std::size_t> admin_commands_;
   std::map<nvme::Feature, std::uint32_t> features_;
   std::set<std::uint16_t> aborted_;
