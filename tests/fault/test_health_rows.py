@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.procs import Program
+from tests.support.scene.console import cards_of
 from tests.support.scene.marks import NEEDS_HOSTS
 from tests.support.scene.scene import BRISK, Scene, empty_scene
 from tests.support.scene.storage import CardSpec
@@ -73,11 +74,6 @@ class Watched:
         """A storage host that does not lead."""
         leader = self.leader()
         return next(host for host in (self.storage, self.second) if host is not leader)
-
-    def card(self, serial: str) -> dict[str, Any]:
-        document = self.scene.wait(self.scene.ask, "get_cluster answers")
-        cards = [card for host in document["hosts"] for card in host["cards"]]
-        return next(card for card in cards if card["xdp_serial"] == serial)
 
     def said(self, event: str) -> list[dict[str, Any]]:
         """What the hosts logged under that name since the test began."""
@@ -147,8 +143,8 @@ def test_every_host_watches_all_hosts_and_pings_the_others(watched: Watched) -> 
 
 def test_a_card_that_is_killed_is_sick_and_healthy_when_it_is_back(watched: Watched) -> None:
     watched.storage.cards[VICTIM].kill()
-    watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
-    assert "xdp_service_status 0" in watched.card(VICTIM)["reason"]
+    document = watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
+    assert "xdp_service_status 0" in cards_of(document)[VICTIM]["reason"]
     watched.storage.start_all()
     watched.scene.wait_health(WELL)
     assert watched.sickened() == {VICTIM}
@@ -159,9 +155,9 @@ def test_a_suspended_prometheus_makes_no_card_sick_though_one_dies_meanwhile(wat
     assert leader.prometheus is not None
     leader.suspend(leader.prometheus.pid)
     watched.storage.cards[VICTIM].kill()
-    watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: UNKNOWN})
+    document = watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: UNKNOWN})
     assert OTHER in watched.scene.gateways[0].in_use()
-    assert "gave no answer" in watched.card(VICTIM)["reason"]
+    assert "gave no answer" in cards_of(document)[VICTIM]["reason"]
     watched.wait_cycles(3)
     assert watched.sickened() == set()
     assert len(watched.said("metrics not read")) == 1
@@ -177,8 +173,8 @@ def test_an_exporter_that_is_gone_makes_its_card_unknown(watched: Watched, how: 
         exporter.kill()
     else:
         watched.storage.suspend(exporter.pid)
-    watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: HEALTHY})
-    assert "does not answer Prometheus" in watched.card(VICTIM)["reason"]
+    document = watched.scene.wait_health({VICTIM: UNKNOWN, OTHER: HEALTHY})
+    assert "does not answer Prometheus" in cards_of(document)[VICTIM]["reason"]
     watched.wait_cycles(3)
     assert watched.sickened() == set()
     assert watched.scene.use({VICTIM, OTHER})
@@ -186,8 +182,8 @@ def test_an_exporter_that_is_gone_makes_its_card_unknown(watched: Watched, how: 
 
 def test_loss_that_two_hosts_see_makes_a_card_sick(watched: Watched) -> None:
     watched.storage.drop_pings(watched.second.net, watched.witness.net)
-    watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
-    assert "storage-2, witness-1 don't reach" in watched.card(VICTIM)["reason"]
+    document = watched.scene.wait_health({VICTIM: SICK, OTHER: HEALTHY})
+    assert "storage-2, witness-1 don't reach" in cards_of(document)[VICTIM]["reason"]
     watched.scene.wait_in_use({OTHER})
     watched.storage.answer_pings()
     watched.scene.wait_health(WELL)
@@ -207,10 +203,10 @@ def test_a_host_that_is_cut_off_makes_nobodys_card_sick_but_its_own(watched: Wat
     (serial,) = cut.specs
     (other,) = {VICTIM, OTHER} - {serial}
     watched.scene.network.isolate(cut.net)
-    watched.scene.wait_health({serial: SICK, other: HEALTHY})
+    document = watched.scene.wait_health({serial: SICK, other: HEALTHY})
     watched.wait_cycles(4)
     assert watched.sickened() == {serial}
-    assert watched.card(serial)["reason"].startswith("packet loss")
+    assert cards_of(document)[serial]["reason"].startswith("packet loss")
 
 
 def test_a_witness_that_is_silent_is_told_once_and_changes_no_card(watched: Watched) -> None:

@@ -160,12 +160,9 @@ def test_a_card_is_sick_and_is_healthy_again(scene: Scene) -> None:
         mark = LogMark(scene)
         with traffic.shift(whole, whole.without(VICTIM)):
             host.tell_sick(VICTIM)
-            scene.wait_health({VICTIM: 1})
+            card = cards_of(scene.wait_health({VICTIM: 1}))[VICTIM]
             out = mark.wait_all(OUT, VICTIM)
             scene.wait_in_use(OTHERS)
-        document = scene.ask()
-        assert document is not None
-        card = cards_of(document)[VICTIM]
         assert "storage service" in card["reason"]
         for event in out:
             assert event["reason"] == "sick"

@@ -190,14 +190,15 @@ class Scene:
 
         return self.wait(probe, "a leader")
 
-    def wait_health(self, expected: Mapping[str, int], asked: StorageHost | None = None) -> None:
-        """Until clustercli shows this health_xdp for these cards."""
+    def wait_health(self, expected: Mapping[str, int], asked: StorageHost | None = None) -> dict[str, Any]:
+        """Until clustercli shows this health_xdp for these cards; the get_cluster document that does."""
 
-        def probe() -> bool:
-            found = health_of(self.console.cluster(asked) if asked is not None else self.ask())
-            return all(found.get(serial) == health for serial, health in expected.items())
+        def probe() -> dict[str, Any] | None:
+            document = self.console.cluster(asked) if asked is not None else self.ask()
+            holds = expected.items() <= health_of(document).items()
+            return document if holds else None
 
-        self.wait(probe, f"health {dict(expected)}")
+        return self.wait(probe, f"health {dict(expected)}")
 
     def wait_in_use(self, serials: set[str], seconds: float = SETTLE_SECONDS) -> None:
         """Until every gateway uses exactly these cards."""
