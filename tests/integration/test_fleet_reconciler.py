@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from akv.v1 import agent_pb2 as pb
@@ -266,7 +266,12 @@ async def test_changes_of_a_model_that_come_together_lose_nothing(
     await apply(host, model())
     ledger = host.term.ledger
     write = ledger.put_model
-    entered, go_on = asyncio.Event(), asyncio.Event()
+    entered, go_on, waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    acquire = host.term.catalogue.acquire
+
+    async def waits_for_its_turn() -> Literal[True]:
+        waits.set()
+        return await acquire()
 
     async def slowly(spec: ModelSpec) -> None:
         monkeypatch.setattr(ledger, "put_model", write)
@@ -278,9 +283,10 @@ async def test_changes_of_a_model_that_come_together_lose_nothing(
     async with host.operator() as stub:
         applied = asyncio.create_task(apply(host, model(arguments=["--new"])))
         await entered.wait()
+        monkeypatch.setattr(host.term.catalogue, "acquire", waits_for_its_turn)
         request = fleet_pb2.ScaleModelRequest(name="m", replicas=3)
         scaled = asyncio.ensure_future(stub.ScaleModel(request, timeout=SECONDS))
-        await asyncio.sleep(0.1)  # enough for it to look at what is there, were it not to wait
+        await eventually(waits.is_set, "the second change waits for the first", SECONDS)
         go_on.set()
         assert (await applied).model.revision == 2
         found = (await scaled).model

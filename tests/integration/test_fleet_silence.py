@@ -33,16 +33,21 @@ async def reaches(host: FleetHost, node_id: str, state: NodeState) -> None:
     await eventually(lambda: node.state is state, f"{node_id} is {state.value}", SECONDS)
 
 
+async def serve_and_join(host: FleetHost, server: SimAgent, other: SimAgent) -> None:
+    """A model's only shard runs on the first agent, and then the other one joins."""
+    await server.connect()
+    await apply(host, model())
+    await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id=server.node_id)
+    await other.connect()
+    await other.hear("ack")
+
+
 async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_returns(
     etcd: EtcdCluster,
 ) -> None:
     clock = ManualClock()
     async with leading(etcd, clock=clock) as host, agent_of(host, "a") as a, agent_of(host, "b") as b:
-        await a.connect()
-        await apply(host, model())
-        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="a")
-        await b.connect()
-        await b.hear("ack")
+        await serve_and_join(host, a, b)
         await a.drop()
         clock.now += 15
         await reaches(host, "a", NodeState.SUSPECT)
@@ -68,11 +73,7 @@ async def test_a_lost_node_whose_stream_is_open_begins_anew_before_it_counts_aga
     """A node that hangs answers pings. What it still runs when it goes on is nobody's any more."""
     clock = ManualClock()
     async with leading(etcd, clock=clock) as host, agent_of(host, "a") as a, agent_of(host, "b") as b:
-        await a.connect()
-        await apply(host, model())
-        await until(host, "m-0-0", pb.SHARD_STATE_RUNNING, node_id="a")
-        await b.connect()
-        await b.hear("ack")
+        await serve_and_join(host, a, b)
         for _ in range(2):
             clock.now += 60
             await beat(host, b)
