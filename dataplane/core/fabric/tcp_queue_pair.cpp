@@ -16,7 +16,7 @@ namespace {
 using nvme::FatalStatus;
 
 constexpr std::uint32_t kWorthWaiting = 64U << 10U;
-constexpr std::uint32_t kMostAwaited = 512U << 10U;
+constexpr std::uint32_t kMostAwaited = 128U << 10U;
 
 Fault refuse(std::string reason, FatalStatus status, std::size_t info = 0, Ending ending = Ending::protocol) {
   return {"the target broke the protocol: " + std::move(reason),
@@ -79,8 +79,9 @@ void TcpQueuePair::on_events(std::uint32_t events) noexcept {
   flush();
 }
 
-// Of a long payload half of what is missing is waited for, so that there are a few large reads, and little is
-// left to copy when its last byte comes. A target that stops before that is noticed by its deadlines.
+// Of a long payload half of what is missing is waited for, within bounds: reads are few, go on beside the
+// target's sending, and leave little to copy when the last byte comes. A target that stops before that is
+// noticed by its deadlines.
 void TcpQueuePair::await_payload() noexcept {
   const std::uint32_t half = receiver_.missing() / 2;
   await_bytes(half < kWorthWaiting ? 1 : std::min(half, kMostAwaited));
