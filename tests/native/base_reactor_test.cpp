@@ -248,7 +248,7 @@ TEST(Patience, FullPollingIsAsLongWhateverComes) {
   Patience patience(Waiting::poll);
   patience.slept(microseconds(10'000));
   EXPECT_FALSE(patience.interrupted(microseconds(1000)));
-  EXPECT_EQ(patience.window(), Patience::kPolling);
+  EXPECT_EQ(patience.window(), Patience::kMost);
   EXPECT_EQ(patience.window(false), microseconds(0)) << "a timer is followed by sleep";
 }
 

@@ -12,7 +12,7 @@ namespace akv {
 enum class Waiting : std::uint8_t {
   sleep,     // sleeps when nothing is ready
   adaptive,  // polls first, as long as waits are short and the core is free
-  poll,      // polls for 500 us first
+  poll,      // polls first, for as long as the adaptive way may
 };
 
 // To be woken up takes tens of microseconds, and CPU time of whoever wakes. The adaptive way is that of KVM
@@ -22,17 +22,17 @@ class Patience {
  public:
   using Time = std::chrono::nanoseconds;
   // Longer than a card on a network takes for a command.
-  static constexpr Time kPolling = std::chrono::microseconds(500);
-  static constexpr Time kMost = std::chrono::microseconds(200);
-  // For what nobody owes: whoever asks one thing after another asks again as soon as that.
-  static constexpr Time kMostUnasked = std::chrono::microseconds(100);
+  static constexpr Time kMost = std::chrono::microseconds(500);
+  // For what nobody owes: whoever asks one thing after another asks again as soon as that, his own waking up
+  // included.
+  static constexpr Time kMostUnasked = std::chrono::microseconds(200);
   static constexpr Time kFirst = std::chrono::microseconds(20);
   // Between two looks: somebody else had the core.
   static constexpr Time kInterrupted = std::chrono::microseconds(50);
 
   // `most`: the longest wait that is worth polling for, in the adaptive way.
   explicit Patience(Waiting how = Waiting::sleep, Time most = kMost) noexcept
-      : how_(how), most_(most), window_(how == Waiting::poll ? kPolling : Time(0)) {}
+      : how_(how), most_(most), window_(how == Waiting::poll ? kMost : Time(0)) {}
 
   // How long to poll from the beginning of a wait. `after_event`: the wait before it ended with one, and not
   // with a timer.
