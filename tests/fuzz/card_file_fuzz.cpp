@@ -92,9 +92,8 @@ class Card {
       default: {
         const auto trailer = read<softcard::SegmentTrailer>(file.get(), end - block.align);
         const auto number = input.number<std::uint8_t>() % std::max(trailer.records, 1U);
-        // The superblock may be a forged one.
-        const auto align = std::max(block.align, std::uint32_t{1});
-        const auto table = end - softcard::tail_bytes(trailer.records, align);
+        // The superblock may be a forged one, with an alignment of 0.
+        const auto table = end - softcard::tail_bytes(trailer.records, std::max(block.align, 1U));
         return forge<softcard::TableEntry>(file.get(), table + number * sizeof(softcard::TableEntry),
                                            block.salt + trailer.sequence, input);
       }
