@@ -65,7 +65,7 @@ class DataplaneServicer(dataplane_pb2_grpc.DataplaneServiceServicer):
     async def GetStatus(
         self, request: dataplane_pb2.GetStatusRequest, context: _Context
     ) -> dataplane_pb2.GetStatusResponse:
-        """Every card of the plan as the engine sees it, and all counters."""
+        """Every card of the plan as the engine sees it, all counters, and which plan is served."""
         cards = await asyncio.to_thread(self._engine.status)
         return dataplane_pb2.GetStatusResponse(
             cards=[
@@ -89,6 +89,7 @@ class DataplaneServicer(dataplane_pb2_grpc.DataplaneServiceServicer):
             counters=self._engine.counters(),
             backend=self._backend,
             version=self._version,
+            plan_sequence=self._plan.sequence if self._plan is not None else 0,
         )
 
     async def _apply(self, plan: plan_pb2.Plan, *, allow_cluster_change: bool) -> bool:

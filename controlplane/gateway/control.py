@@ -54,7 +54,9 @@ class ControlProcess:
         self._pinned = self.state.pinned_uuid()
         self._dataplane = DataplaneClient(config.dataplane_socket)
         self._pusher = PlanPusher(self._dataplane, Backoff(0.1, 5.0), config.accept_cluster_uuid)
-        self._status = StatusWriter(Path(config.status_file), self._dataplane, self._paint)
+        self._status = StatusWriter(
+            Path(config.status_file), self._dataplane, self._paint, self._pusher.heard
+        )
         # An explicitly accepted cluster comes before the one that was pinned.
         self._view = GatewayView(_limits(config), config.num_dbs, config.accept_cluster_uuid or self._pinned)
         self._fixed: GatewayPlan | None = None

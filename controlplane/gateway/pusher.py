@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from akv.v1 import dataplane_pb2
+
 from controlplane.base.backoff import Backoff
 from controlplane.base.logging import get_logger
 from controlplane.gateway.dataplane import DataplaneClient, DataplaneError, Served
@@ -11,16 +13,14 @@ from controlplane.model.plan import FIXED_LIST, GatewayPlan
 
 log = get_logger("plan-push")
 
-# How long a dataplane that keeps its connection open may stand still before that is told.
-CHECK_SECONDS = 2.0
-
 
 class PlanPusher:
     """Pushes the wanted plan until the dataplane has it, and again to a dataplane that was started anew.
 
     What the dataplane serves is always read before it is compared, and a plan counts as served only after the
-    dataplane has taken it. Sequence numbers go on from the dataplane's own. It is read again every
-    CHECK_SECONDS: a suspended process keeps its connection, but serves nothing.
+    dataplane has taken it. Sequence numbers go on from the dataplane's own. The status that is asked for all
+    the time says whether that is still so (`heard`): a suspended process keeps its connection, but serves
+    nothing.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class PlanPusher:
         self._served: Served | None = None
         self._sequence = 0
         self._changed = asyncio.Event()
+        self._doubt = False
+        self._failure: DataplaneError | None = None
         self._last_error: str | None = None
 
     @property
@@ -46,6 +48,19 @@ class PlanPusher:
     def want(self, plan: GatewayPlan) -> None:
         """Make `plan` the one to be served; returns at once."""
         self._wanted = plan
+        self._changed.set()
+
+    def heard(self, answer: dataplane_pb2.GetStatusResponse | DataplaneError) -> None:
+        """Take an answer to GetStatus, or why there was none; acts where it is not the plan served so far."""
+        if self._served is None:
+            return
+        if isinstance(answer, DataplaneError):
+            self._failure = answer
+        elif answer.plan_sequence != self._served.sequence:
+            # Not a fault by itself: an answer may be from before the last push.
+            self._doubt = True
+        else:
+            return
         self._changed.set()
 
     async def run(self) -> None:
@@ -59,16 +74,21 @@ class PlanPusher:
 
     async def _follow(self) -> None:
         """One connection: read what is served, then push each plan that differs, until it is lost."""
+        self._failure = None
         self._served = await self._read()
         lost = asyncio.create_task(self._dataplane.disconnected())
         lost.add_done_callback(lambda _: self._changed.set())
         try:
             while not lost.done():
                 self._changed.clear()
+                if self._failure is not None:
+                    raise self._failure
+                if self._doubt:
+                    self._served = await self._read()
                 if self._wanted is not None and self._served.plan != self._wanted:
                     await self._push(self._wanted, self._served)
                 self._recovered()
-                await self._until_due()
+                await self._changed.wait()
         finally:
             self._served = None
             lost.cancel()
@@ -76,17 +96,10 @@ class PlanPusher:
         log.warning("Dataplane connection lost")
 
     async def _read(self) -> Served:
+        self._doubt = False
         served = await self._dataplane.get_plan()
         self._sequence = max(self._sequence, served.sequence)
         return served
-
-    async def _until_due(self) -> None:
-        """Wait for a change; after CHECK_SECONDS without one see whether the dataplane still answers."""
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                await self._changed.wait()
-        except TimeoutError:
-            self._served = await self._read()
 
     async def _push(self, plan: GatewayPlan, served: Served) -> None:
         self._sequence += 1

@@ -20,6 +20,7 @@ EVERY_SECONDS = 2.0
 BETWEEN_SECONDS = 0.1
 
 Painter = Callable[[dataplane_pb2.GetStatusResponse | None], Picture]
+Listener = Callable[[dataplane_pb2.GetStatusResponse | DataplaneError], None]
 
 
 class MetricsAddressError(Exception):
@@ -27,12 +28,16 @@ class MetricsAddressError(Exception):
 
 
 class StatusWriter:
-    """`paint` turns the dataplane's answer (or None) into the picture of the moment."""
+    """`paint` turns the dataplane's answer (or None) into the picture of the moment.
 
-    def __init__(self, path: Path, dataplane: DataplaneClient, paint: Painter) -> None:
+    `heard` is told each answer, or why there is none, before it is painted.
+    """
+
+    def __init__(self, path: Path, dataplane: DataplaneClient, paint: Painter, heard: Listener) -> None:
         self._path = path
         self._dataplane = dataplane
         self._paint = paint
+        self._heard = heard
         self._changed = asyncio.Event()
         self._write_error: str | None = None
         self.text = ""
@@ -55,10 +60,7 @@ class StatusWriter:
 
     async def write(self) -> None:
         """Ask the dataplane and write the file once."""
-        try:
-            answer = await self._dataplane.get_status()
-        except DataplaneError:
-            answer = None  # the file says so; the plan pusher logs it
+        answer = await self._ask()
         self.text = render(self._paint(answer))
         try:
             await asyncio.to_thread(write_atomically, self._path, self.text, 0o644)
@@ -66,6 +68,15 @@ class StatusWriter:
             self._report(f"{self._path}: {error.strerror}")
         else:
             self._report(None)
+
+    async def _ask(self) -> dataplane_pb2.GetStatusResponse | None:
+        try:
+            answer = await self._dataplane.get_status()
+        except DataplaneError as error:
+            self._heard(error)
+            return None
+        self._heard(answer)
+        return answer
 
     def _report(self, error: str | None) -> None:
         if error == self._write_error:

@@ -129,7 +129,12 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
             )
             for slot in slots
         ]
-        return dataplane_pb2.GetStatusResponse(cards=cards, counters={"gets": 7}, backend="recording")
+        return dataplane_pb2.GetStatusResponse(
+            cards=cards,
+            counters={"gets": 7},
+            backend="recording",
+            plan_sequence=self.plan.sequence if self.plan is not None else 0,
+        )
 
 
 def serials(plan: plan_pb2.Plan, *, routable: bool = True) -> set[str]:

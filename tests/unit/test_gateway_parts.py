@@ -14,11 +14,12 @@ import pytest
 from akv.v1 import cluster_pb2, dataplane_pb2, plan_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from controlplane.base.addresses import HostPort
 from controlplane.base.backoff import Backoff
 from controlplane.base.text_file import write_atomically
-from controlplane.gateway.dataplane import DataplaneClient
+from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
 from controlplane.gateway.members import MembersError, MemberSource, ask_members
 from controlplane.gateway.messages import PlanError, plan_from_message, plan_to_message
 from controlplane.gateway.pusher import PlanPusher
@@ -279,6 +280,42 @@ async def test_sequence_numbers_go_on_from_the_dataplanes(recorder: RecordingDat
     pusher.want(a_plan("a", "b"))
     await _pushed(pusher)
     assert [plan.sequence for plan in recorder.applied] == [42]
+    await client.close()
+
+
+async def test_a_status_that_tells_of_another_plan_makes_the_pusher_read_it(
+    recorder: RecordingDataplane,
+) -> None:
+    client = DataplaneClient(str(recorder.socket))
+    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    pusher.want(a_plan("a"))
+    task = asyncio.create_task(pusher.run())
+    await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+    pusher.heard(await client.get_status())
+    recorder.plan = None
+    pusher.heard(await client.get_status())
+    await asyncio.to_thread(wait_until, lambda: len(recorder.applied) == 2, "the plan is pushed again")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await client.close()
+
+
+async def test_a_status_that_does_not_come_is_told_and_the_plan_read_again(
+    recorder: RecordingDataplane,
+) -> None:
+    client = DataplaneClient(str(recorder.socket))
+    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    pusher.want(a_plan("a"))
+    with capture_logs() as events:
+        task = asyncio.create_task(pusher.run())
+        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+        pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
+        await asyncio.to_thread(wait_until, lambda: len(events) == 3, "the end of the failure is told")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    told = [event["event"] for event in events]
+    assert told == ["Plan applied", "Dataplane does not answer", "Dataplane answers again"]
+    assert len(recorder.applied) == 1
     await client.close()
 
 
