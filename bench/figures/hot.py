@@ -1,8 +1,9 @@
 """Blocks that the read cache has: copied into the client's arena or region, or borrowed and read in place.
 
 To borrow is a BORROW and a RETURN, each with its reply; no byte of a block is moved. `exchange` sends the
-RETURN of a batch with the BORROW of the next one. The gateway's own speed is the blocks of a second of its
-CPU, because client and gateway take turns. `memcpy` is one thread that copies blocks from one memory to
+RETURN of a batch with the BORROW of the next one. One client and the gateway take turns, so what a worker
+core can do is the blocks of a second in which the worker was busy (`busy_ns` of STATS). Its CPU time counts
+polling for the client's next request as well. `memcpy` is one thread that copies blocks from one memory to
 another, in the same run.
 """
 
@@ -57,6 +58,7 @@ class Loans:
     """Values of one case of blocks read in place, by repeat."""
 
     blocks_per_s: list[float]
+    blocks_per_busy_s: list[float]
     blocks_per_cpu_s: list[float]
 
 
@@ -73,7 +75,7 @@ def measure(options: Options) -> Report:
     """Stores the blocks, reads all once so that the gateway has copies, and then times each case in turn."""
     seconds, hot = (0.3, HOT_BYTES >> 2) if options.quick else (1.0, HOT_BYTES)
     figures = {case: Figures([], [], []) for case in CASES}
-    loans = {case: Loans([], []) for case in BORROWED}
+    loans = {case: Loans([], [], []) for case in BORROWED}
     copies: list[float] = []
     memory = {"shared_memory_size": 4 << 30, "read_cache_size": 3 << 30, "lend_cached_blocks": True}
     with (
@@ -170,7 +172,7 @@ def _borrow(pod: Pod, client: Client, case: Case, keys: Sequence[bytes], seconds
         _check_in_place(client, batch, case.size)
     views = client.borrow(batches[0], DIALOG)
     views.release()
-    borrowed, cpu = client.stats()["borrowed"], pod.dataplane.cpu_seconds
+    before, cpu = client.stats(), pod.dataplane.cpu_seconds
     blocks = 0
 
     def release(number: int) -> None:
@@ -185,9 +187,11 @@ def _borrow(pod: Pod, client: Client, case: Case, keys: Sequence[bytes], seconds
 
     _, took = _repeat(release if case == RELEASED else exchange, seconds)
     views.release()
+    after, cpu = client.stats(), pod.dataplane.cpu_seconds - cpu
     into.blocks_per_s.append(blocks / took)
-    into.blocks_per_cpu_s.append(blocks / (pod.dataplane.cpu_seconds - cpu))
-    if client.stats()["borrowed"] - borrowed != blocks:
+    into.blocks_per_busy_s.append(blocks / (after["busy_ns"] - before["busy_ns"]) * 1e9)
+    into.blocks_per_cpu_s.append(blocks / cpu)
+    if after["borrowed"] - before["borrowed"] != blocks:
         raise ValueError(f"{case}: not every block was lent")
 
 
@@ -232,13 +236,14 @@ def _report(figures: dict[Case, Figures], loans: dict[Case, Loans], copies: list
         rows.append(Row(f"{case}, CPU of akv-dataplane", "s/GB", found.dataplane_cpu))
     for case, lent in loans.items():
         rows.append(Row(str(case), "blocks/s", lent.blocks_per_s))
+        rows.append(Row(f"{case}, of a worker core", "blocks/s of its busy time", lent.blocks_per_busy_s))
         rows.append(Row(f"{case}, of akv-dataplane", "blocks/s of its CPU", lent.blocks_per_cpu_s))
     rows.append(Row("memcpy of 2048 KiB, one thread", "GB/s", copies))
     best = {row.case: row.median for row in rows}
     large = max(best[f"{Case(2 << 20, 32, place)}, speed"] for place in ("arena", "region"))
     claims = [
         *(
-            Claim(f"GETs/s of {case}, a worker core", best[f"{case}, of akv-dataplane"], LIMIT_GETS)
+            Claim(f"GETs/s of {case}, a worker core", best[f"{case}, of a worker core"], LIMIT_GETS)
             for case in EXCHANGED
         ),
         Claim("GB/s at 2 MiB x32", large, LIMIT_GB_PER_S),

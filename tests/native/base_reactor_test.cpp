@@ -54,6 +54,36 @@ TEST(Reactor, TimerThatAddsATimerDoesNotStarveTheTurn) {
   EXPECT_EQ(runs, 1);
 }
 
+TEST(Reactor, CountsTheTimeInWhichItDoesNotWait) {
+  for (const Waiting how : {Waiting::sleep, Waiting::adaptive, Waiting::poll}) {
+    Reactor reactor;
+    std::atomic<std::uint64_t> busy{0};
+    reactor.set_waiting(how);
+    reactor.count_busy(busy);
+    constexpr milliseconds work{20};
+    constexpr milliseconds pause{40};
+    TimePoint worked;
+    TimePoint woken;
+    const TimerId first = reactor.call_after(milliseconds(0), [&] {
+      const TimePoint start = Clock::now();
+      while (Clock::now() - start < work) {
+      }
+      worked = Clock::now();
+      const TimerId second = reactor.call_at(worked + pause, [&] {
+        woken = Clock::now();
+        reactor.stop();
+      });
+      EXPECT_NE(second, 0U);
+    });
+    EXPECT_NE(first, 0U);
+    const TimePoint begin = Clock::now();
+    reactor.run();
+    const std::chrono::nanoseconds counted(busy.load());
+    EXPECT_GE(counted, work);
+    EXPECT_LE(counted, woken - begin - pause) << "waiting counts for nothing";
+  }
+}
+
 TEST(Reactor, CancelledTimersDoNotPileUp) {
   Reactor reactor;
   for (int i = 0; i < 100000; ++i)

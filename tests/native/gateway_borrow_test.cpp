@@ -131,6 +131,26 @@ TEST_F(GatewayBorrow, OnlyThePresentValueIsLent) {
   EXPECT_EQ(borrow(1).status, EntryStatus::not_cached) << "no card serves the dialog";
 }
 
+// Keys are looked up some ahead, in parts.
+TEST_F(GatewayBorrow, ALongRequestIsAnsweredInTheOrderOfItsKeys) {
+  for (unsigned key = 0; key < 5; ++key)
+    warm(key, key);
+  for (const std::size_t count : {31U, 32U, 33U, 64U, 100U}) {
+    std::vector<unsigned> keys;
+    for (unsigned i = 0; i < count; ++i)
+      keys.push_back(i * 7 % 11);
+    const auto loans = borrow(client, keys);
+    std::vector<std::uint64_t> lent;
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(loans[i].status, keys[i] < 5 ? EntryStatus::ok : EntryStatus::not_cached) << i;
+      if (keys[i] >= 5) continue;
+      EXPECT_TRUE(view->is(loans[i], payload_of(kLength, keys[i]))) << i;
+      lent.push_back(loans[i].offset);
+    }
+    EXPECT_EQ(give_back(lent), FrameStatus::ok);
+  }
+}
+
 TEST_F(GatewayBorrow, NamespacesDoNotFindEachOthersBlocks) {
   warm(1, 1);
   client.hang_up();

@@ -128,6 +128,7 @@ struct Reactor::Impl {
   Patience requests;  // other waits
   int expected{0};
   bool woken_by_event{false};  // the last wait ended with an event
+  std::atomic<std::uint64_t>* busy{nullptr};
   std::atomic<bool> stopping{false};
 
   std::mutex mailbox_mutex;
@@ -206,8 +207,18 @@ struct Reactor::Impl {
     return std::clamp(left, std::chrono::milliseconds(0), at_most);
   }
 
+  // Since the last wait ended.
+  void count_busy_until(TimePoint start) const noexcept {
+    if (busy == nullptr) return;
+    const std::chrono::nanoseconds took = start - now;
+    // One writer: no locked instruction is needed.
+    busy->store(busy->load(std::memory_order_relaxed) + static_cast<std::uint64_t>(took.count()),
+                std::memory_order_relaxed);
+  }
+
   [[nodiscard]] int wait(Events& events, std::chrono::milliseconds at_most) {
     const TimePoint start = Clock::now();
+    count_busy_until(start);
     Patience& patience = expected > 0 ? answers : requests;
     const auto longest = longest_sleep(start, at_most);
     const auto polled = std::min<Patience::Time>(patience.window(woken_by_event), longest);
@@ -294,6 +305,7 @@ TimePoint Reactor::now() const noexcept {
 }
 
 void Reactor::run() {
+  impl_->now = Clock::now();
   while (!impl_->stopping.load(std::memory_order_acquire)) {
     impl_->turn(kIdleWait);
   }
@@ -311,6 +323,10 @@ void Reactor::stop() noexcept {
 void Reactor::set_waiting(Waiting how) noexcept {
   impl_->answers = Patience(how);
   impl_->requests = Patience(how, Patience::kMostUnasked);
+}
+
+void Reactor::count_busy(std::atomic<std::uint64_t>& nanoseconds) noexcept {
+  impl_->busy = &nanoseconds;
 }
 
 void Reactor::expect(int more) noexcept {

@@ -1,6 +1,7 @@
 // One thread's event loop: file descriptors, timers, and a bounded mailbox from other threads.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -51,6 +52,9 @@ class Reactor {
   void stop() noexcept;  // from any thread
   // At first: sleep.
   void set_waiting(Waiting how) noexcept;
+  // From now on adds to it the nanoseconds of run() in which it did not wait, by sleeping or polling. CPU
+  // time does not tell how busy a thread is that polls.
+  void count_busy(std::atomic<std::uint64_t>& nanoseconds) noexcept;
   // So many more answers (less where negative) are under way: the adaptive way polls longer for those.
   void expect(int more) noexcept;
 

@@ -67,6 +67,7 @@ constexpr std::array<std::string_view, kCounters> kNames{
     "no_memory",
     "bad_requests",
     "protocol_errors",
+    "busy_ns",
 };
 
 }  // namespace

@@ -75,6 +75,7 @@ enum class Counter : std::uint8_t {
   no_memory,
   bad_requests,
   protocol_errors,
+  busy_ns,
   count_,
 };
 
@@ -86,12 +87,17 @@ inline constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::count
 class Counters {
  public:
   void add(Counter counter, std::uint64_t amount = 1) noexcept {
-    auto& value = values_[static_cast<std::size_t>(counter)];
+    auto& value = cell(counter);
     // One writer: no locked instruction is needed.
     value.store(value.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
   }
   [[nodiscard]] std::uint64_t get(Counter counter) const noexcept {
     return values_[static_cast<std::size_t>(counter)].load(std::memory_order_relaxed);
+  }
+
+  // For who adds to it by himself.
+  [[nodiscard]] std::atomic<std::uint64_t>& cell(Counter counter) noexcept {
+    return values_[static_cast<std::size_t>(counter)];
   }
 
  private:

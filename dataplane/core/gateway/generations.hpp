@@ -23,6 +23,7 @@ class Generations {
     if (state >> kGenerationBits != 0) return std::nullopt;
     return state;
   }
+  void prefetch(std::uint64_t hash) const noexcept { __builtin_prefetch(&group(hash)); }
   void begin_write(std::uint64_t hash) noexcept {
     group(hash).fetch_add(kOneWriter, std::memory_order_acq_rel);
   }

@@ -19,8 +19,16 @@ BlockName HotBlocks::name_of(const Batch& batch, std::uint32_t index) const noex
   return name_of(batch.entries[index].key, batch.keyspace->space);
 }
 
-std::optional<ReadCache::Slot> HotBlocks::find(const kv::EngineKey& key, const SpaceId& space) const {
-  const BlockName name = name_of(key, space);
+void HotBlocks::ask_ahead(std::span<const BlockName> names) const noexcept {
+  for (const BlockName& name : names) {
+    cache_.prefetch_bucket(name);
+    names_.generations.prefetch(name.hash);
+  }
+  for (const BlockName& name : names)
+    cache_.prefetch_block(name);
+}
+
+std::optional<ReadCache::Slot> HotBlocks::find(const BlockName& name) const {
   // Most keys have no copy: they are spared the look at the generations, which is far away in memory.
   const auto slot = cache_.find_any(name);
   if (!slot) return std::nullopt;
@@ -51,7 +59,7 @@ bool HotBlocks::settle_get(Batch& batch, std::uint32_t index) {
 }
 
 bool HotBlocks::settle_exists(Batch& batch, std::uint32_t index) {
-  if (!find(batch.entries[index].key, batch.keyspace->space)) return false;
+  if (!find(name_of(batch, index))) return false;
   outcomes_.counters().add(Counter::exists_cached);
   outcomes_.present(batch, index);
   return true;

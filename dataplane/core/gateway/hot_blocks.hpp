@@ -1,6 +1,9 @@
 // What one lane can answer without its card: from the worker's read cache, or by another GET's answer.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -35,8 +38,22 @@ class HotBlocks {
   // EXISTS: true when the block is in the cache, so that a GET would find it. The entry has its status then.
   [[nodiscard]] bool settle_exists(Batch& batch, std::uint32_t index);
 
-  // The present value's copy, as a GET would be given it now.
-  [[nodiscard]] std::optional<ReadCache::Slot> find(const kv::EngineKey& key, const SpaceId& space) const;
+  // Calls `visit(slot)` for each key in turn with the present value's copy, as a GET would be given it now,
+  // or nothing. What is looked at for a key is far away in memory, so it is asked for some keys ahead.
+  template <typename Visit>
+  void find_each(std::span<const kv::EngineKey> keys, const SpaceId& space, Visit visit) const {
+    std::array<BlockName, kAhead> names;
+    while (!keys.empty()) {
+      const auto part = keys.first(std::min(kAhead, keys.size()));
+      keys = keys.subspan(part.size());
+      const auto named = std::span(names).first(part.size());
+      for (std::size_t i = 0; i < part.size(); ++i)
+        names[i] = name_of(part[i], space);
+      ask_ahead(named);
+      for (const BlockName& name : named)
+        visit(find(name));
+    }
+  }
 
   // A block that arrives in its entry's memory, with room for its copy if it may be kept. What counts is the
   // checksum of the copy, which the entry's client can't write, or else of the entry's own memory.
@@ -67,6 +84,10 @@ class HotBlocks {
   [[nodiscard]] std::uint64_t take_copied() noexcept { return std::exchange(copied_, 0); }
 
  private:
+  static constexpr std::size_t kAhead = 32;
+
+  void ask_ahead(std::span<const BlockName> names) const noexcept;
+  [[nodiscard]] std::optional<ReadCache::Slot> find(const BlockName& name) const;
   [[nodiscard]] BlockName name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept;
   [[nodiscard]] BlockName name_of(const Batch& batch, std::uint32_t index) const noexcept;
   void give(Batch& batch, std::uint32_t index, std::span<const std::byte> from);

@@ -49,6 +49,13 @@ class ReadCache {
   [[nodiscard]] std::optional<Slot> find(const BlockName& name, std::uint64_t generation);
   // The two halves of find(): the block of that name, whatever its generation, and whether it is of that one.
   [[nodiscard]] std::optional<Slot> find_any(const BlockName& name) const noexcept;
+  // What find_any() looks at first, and then.
+  void prefetch_bucket(const BlockName& name) const noexcept {
+    __builtin_prefetch(&buckets_[bucket_of(name)]);
+  }
+  void prefetch_block(const BlockName& name) const noexcept {
+    if (const Slot slot = buckets_[bucket_of(name)]; slot != kNone) __builtin_prefetch(&blocks_[slot]);
+  }
   [[nodiscard]] bool is_present(Slot slot, std::uint64_t generation);
   [[nodiscard]] std::span<const std::byte> bytes(Slot slot) const noexcept;
   void used(Slot slot) noexcept { policy_.hit(slot); }

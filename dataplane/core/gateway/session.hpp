@@ -115,7 +115,7 @@ class Session final : private FdHandler {
   void attach_memory();
   void take_borrow(const Frame& frame);
   void take_give_back(const Frame& frame);
-  [[nodiscard]] wire::Loan lend(const HotBlocks& hot, const kv::EngineKey& key, const SpaceId& space);
+  [[nodiscard]] wire::Loan lend(ReadCache::Slot slot);
   void count_loans(std::uint64_t lent, std::uint64_t others, std::uint64_t bytes);
   [[nodiscard]] UniqueFd next_descriptor();
   void refuse_region(const Frame& frame, wire::FrameStatus status, std::string_view text);

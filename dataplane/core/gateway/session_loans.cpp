@@ -21,29 +21,34 @@ void Session::attach_memory() {
 void Session::take_borrow(const Frame& frame) {
   const auto keys = decode_keys(frame);
   const HotBlocks* const hot = context_.host.hot_blocks(frame.header.dialog_id);
-  const SpaceId& space = keyspace()->space;
   const auto body = begin_reply(
       frame.header, static_cast<std::uint32_t>(wire::kBorrowReplyEntryBytes * keys.size()), output_);
   std::uint64_t lent = 0;
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const wire::Loan loan = hot != nullptr ? lend(*hot, keys[i], space) : wire::Loan{};
+  auto rest = body;
+  const auto reply = [&](std::optional<ReadCache::Slot> slot) {
+    const wire::Loan loan = slot ? lend(*slot) : wire::Loan{};
     if (loan.status == wire::EntryStatus::ok) ++lent;
     bytes += loan.length;
-    wire::encode_loan(loan,
-                      body.subspan(i * wire::kBorrowReplyEntryBytes).first<wire::kBorrowReplyEntryBytes>());
+    wire::encode_loan(loan, rest.first<wire::kBorrowReplyEntryBytes>());
+    rest = rest.subspan(wire::kBorrowReplyEntryBytes);
+  };
+  if (hot != nullptr) {
+    hot->find_each(keys, keyspace()->space, reply);
+  } else {
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      reply(std::nullopt);
   }
   count_loans(lent, keys.size() - lent, bytes);
   flush_.request();
 }
 
-wire::Loan Session::lend(const HotBlocks& hot, const kv::EngineKey& key, const SpaceId& space) {
-  const auto slot = hot.find(key, space);
-  if (!slot || !loans_->lend(*slot)) return {};
-  context_.cache.used(*slot);
+wire::Loan Session::lend(ReadCache::Slot slot) {
+  if (!loans_->lend(slot)) return {};
+  context_.cache.used(slot);
   return {.status = wire::EntryStatus::ok,
-          .length = static_cast<std::uint32_t>(context_.cache.bytes(*slot).size()),
-          .offset = context_.cache.offset(*slot)};
+          .length = static_cast<std::uint32_t>(context_.cache.bytes(slot).size()),
+          .offset = context_.cache.offset(slot)};
 }
 
 // A block that was lent is a GET that hit; one that was not will be asked for by a GET.

@@ -37,7 +37,9 @@ Worker::Worker(std::size_t index, SharedState& shared)
     : index_(index),
       shared_(shared),
       cache_(shared.cache, shared.counters[index]),
-      bury_(reactor_, [this] { ended_.clear(); }) {}
+      bury_(reactor_, [this] { ended_.clear(); }) {
+  reactor_.count_busy(shared_.counters[index_].cell(Counter::busy_ns));
+}
 
 Worker::~Worker() {
   close_sessions();
