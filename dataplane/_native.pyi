@@ -65,6 +65,7 @@ class Engine:
         host_nqn: str,
         host_uuid: str,
         busy_poll: bool,
+        short_wakeups: bool,
     ) -> None:
         """Bind the sockets.
 

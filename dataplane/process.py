@@ -61,6 +61,7 @@ def make_engine(config: GatewayConfig) -> Engine:
         host_nqn=_HOST_NQN + host,
         host_uuid=host,
         busy_poll=config.busy_poll,
+        short_wakeups=config.short_wakeups,
     )
 
 

@@ -1,7 +1,8 @@
 """The whole path, client to gateway to NVMe/TCP to a software card in memory, beside bare loopback TCP.
 
 Bare TCP makes as many copies of a block: into the kernel and out of it. `loopback` is TCP as the machine has
-it, `loopback-unpaced` leaves BBR as connections to cards do. `ours-arena` leases memory of the gateway,
+it, `loopback-unpaced` leaves BBR as connections to cards do, and asks Linux for cores that wake up soon as
+busy gateways and cards do. `ours-arena` leases memory of the gateway,
 `ours-region` registers the client's, `ours-cached` is that with the gateway's read cache at its default size,
 which adds the copy into the cache to every GET (each block is read once), and `ours-polling` has `busy_poll`
 on.
@@ -30,7 +31,7 @@ def measure(options: Options) -> Report:
     """All sizes and batches."""
     plan = plan_of(options, CACHES)
     runs = list(run_caches(plan, options.peers, options.directory))
-    return report("path", plan, runs, list(_claims(runs)))
+    return report("path", plan, runs, list(_claims(plan, runs)))
 
 
 def plan_of(options: Options, caches: Sequence[str], *, exists: bool = False) -> Plan:
@@ -46,8 +47,8 @@ def plan_of(options: Options, caches: Sequence[str], *, exists: bool = False) ->
     )
 
 
-def _claims(runs: Sequence[Run]) -> Iterable[Claim]:
-    for cache in (name for name in caches_of(runs) if name not in LIMITS):
+def _claims(plan: Plan, runs: Sequence[Run]) -> Iterable[Claim]:
+    for cache in (name for name in plan.caches if name not in LIMITS):
         for op in ("put", "get"):
             for limit in LIMITS:
                 yield from least(runs, op, DEEP, cache, limit, LEAST)
@@ -56,14 +57,9 @@ def _claims(runs: Sequence[Run]) -> Iterable[Claim]:
 def least(runs: Sequence[Run], op: str, batch: int, cache: str, other: str, limit: float) -> Iterable[Claim]:
     """The claim that of all block sizes the least median ratio of the two caches is enough."""
     cases = {run.case for run in runs if (run.case.op, run.case.batch) == (op, batch)}
-    if cases and {cache, other} <= set(caches_of(runs)):
+    if cases and {cache, other} <= {run.cache for run in runs}:
         found = [statistics.median(_ratios(runs, case, cache, other)) for case in cases]
         yield Claim(f"{op} x{batch}, {cache} / {other}, least of all sizes", min(found), limit)
-
-
-def caches_of(runs: Sequence[Run]) -> list[str]:
-    """Their names, in the order of measuring."""
-    return list(dict.fromkeys(run.cache for run in runs))
 
 
 def values(runs: Sequence[Run], case: Case, cache: str, field: str = "gb_per_s") -> list[float]:

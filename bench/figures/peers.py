@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.figures.options import Options
-from bench.figures.path import DEEP, LEAST, caches_of, least, plan_of, report
+from bench.figures.path import DEEP, LEAST, least, plan_of, report
 from bench.figures.record import Claim, Report
-from bench.peers.measure import Run
+from bench.peers.measure import Plan, Run
 from bench.peers.measure import measure as run_caches
 
 CACHES = ("loopback", "ours-arena", "ours-region", "mooncake", "lmcache-resp", "redis-py")
@@ -26,11 +26,11 @@ def measure(options: Options) -> Report:
     """All sizes and batches, and `exists`."""
     plan = plan_of(options, CACHES, exists=True)
     runs = list(run_caches(plan, options.peers, options.directory))
-    return report("peers", plan, runs, list(_claims(runs)))
+    return report("peers", plan, runs, list(_claims(plan, runs)))
 
 
-def _claims(runs: Sequence[Run]) -> Iterable[Claim]:
-    for cache in (name for name in caches_of(runs) if name.startswith("ours")):
+def _claims(plan: Plan, runs: Sequence[Run]) -> Iterable[Claim]:
+    for cache in (name for name in plan.caches if name.startswith("ours")):
         for op in ("put", "get"):
             yield from least(runs, op, DEEP, cache, "loopback", LEAST)
             for batch, limits in LIMITS.items():

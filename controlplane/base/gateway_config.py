@@ -183,6 +183,7 @@ class GatewayConfig(_Strict):
     thread_pool_size: Annotated[int, Field(ge=1, le=256)] = 1
     core_list: Annotated[str, AfterValidator(_cores)] | None = None
     busy_poll: bool = False
+    short_wakeups: bool = True
     status_file: _Path = "/run/akv/status.prom"
     dataplane_socket: _Socket = "/run/akv/dataplane.sock"
     client_socket: _Socket = "/run/akv/gateway.sock"

@@ -17,7 +17,7 @@ from akv.v1 import dataplane_pb2, plan_pb2
 from controlplane.gateway.messages import plan_to_message
 from integration.client import Status
 from tests.support.dataplane import RPC_SECONDS, Dataplane, TestCard, make_plan
-from tests.support.procs import Program, python_module
+from tests.support.procs import LATENCY_DEVICE, Program, descriptors, python_module, wait_until
 
 CARDS = [TestCard("M0"), TestCard("M1")]
 OTHER_CLUSTER = "11111111-2222-4333-8444-555555555555"
@@ -126,6 +126,29 @@ def test_a_socket_in_use_is_one_clear_line_and_stays(dataplane: Dataplane, tmp_p
     second = Dataplane(tmp_path, **{key: dataplane.settings[key]})
     assert f"gateway.yaml: {key}: '{dataplane.settings[key]}' is in use" in refused(second.command())
     assert dataplane.status().backend == "kv-memory"
+
+
+@pytest.mark.skipif(not os.access(LATENCY_DEVICE, os.W_OK), reason=f"needs {LATENCY_DEVICE}")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_cores_wake_up_soon_while_a_worker_is_busy(tmp_path: Path, wanted: bool) -> None:
+    with (
+        Dataplane(tmp_path, short_wakeups=wanted) as dataplane,
+        dataplane.client(arena_bytes=1 << 20) as client,
+    ):
+        dataplane.apply(CARDS)
+
+        def is_asking() -> bool:
+            return LATENCY_DEVICE in descriptors(dataplane.running.pid)
+
+        assert not is_asking()
+        [block] = client.alloc(1, 65536)
+        began, asked = dataplane.counter("busy_ns"), False
+        while not asked and dataplane.counter("busy_ns") < began + 500_000_000:
+            for number in range(100):
+                client.put([bytes([number]) * 32], [block], dialog=1)
+            asked = is_asking()
+        assert asked is wanted
+        wait_until(lambda: not is_asking(), "an idle gateway asks for nothing")
 
 
 def test_cores_that_this_process_may_not_use_are_refused(tmp_path: Path) -> None:

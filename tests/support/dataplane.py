@@ -19,7 +19,7 @@ from controlplane.model.plan import GatewayPlan, PlannedCard
 from controlplane.model.slots import plan_slots
 from integration.client import Client, ClientConfig, client_class
 from tests.support.addresses import LoopbackNet, free_port
-from tests.support.procs import PATIENCE, Program, python_module, wait_until
+from tests.support.procs import PATIENCE, Program, lasting_descriptors, python_module, wait_until
 from tests.support.softcard import Card
 
 CLUSTER = "6f3c1fb0-6a8f-4b5e-9d62-0c1b0a5d7e11"
@@ -176,7 +176,7 @@ class Dataplane:
         wait_until(lambda: self.counter(name) == value, f"{name} = {value}", seconds)
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.running.pid}/fd"))
+        return lasting_descriptors(self.running.pid)
 
     def resident_bytes(self) -> int:
         pages = Path(f"/proc/{self.running.pid}/statm").read_text(encoding="ascii").split()[1]

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT_LINES = 20_000
 # How long what must happen may take. A busy machine is slow, and only a test that fails waits so long.
 PATIENCE = 30.0
+# Open while a dataplane or card is busy (docs/decisions/0020-short-wakeups.md).
+LATENCY_DEVICE = "/dev/cpu_dma_latency"
 # When a log line came, Unix seconds by the test's clock: the clock of the program may be wrong.
 ARRIVED = "arrived"
 
@@ -53,6 +55,20 @@ def _stands_still(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # a thread that just ended; of a process, it is all
         return not Path(f"/proc/{pid}").exists()
     return all(thread.rpartition(") ")[2][0] in "TZX" for thread in threads)
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the process has open."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return found
+
+
+def lasting_descriptors(pid: int) -> int:
+    """How many it has open, without the one that comes and goes with its load."""
+    return sum(name != LATENCY_DEVICE for name in descriptors(pid))
 
 
 def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

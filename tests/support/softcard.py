@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tests.support.nvme_tcp import Host
 from tests.support.nvme_wire import Options
-from tests.support.procs import PATIENCE, ROOT, Program, wait_until
+from tests.support.procs import PATIENCE, ROOT, Program, lasting_descriptors, wait_until
 
 
 def softcard_program() -> str:
@@ -105,7 +105,7 @@ class Card(Program):
         return answer
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return lasting_descriptors(self.pid)
 
     def resident_bytes(self) -> int:
         pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]

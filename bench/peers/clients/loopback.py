@@ -2,12 +2,14 @@
 
 `default` sockets keep the machine's congestion control, `unpaced` ones leave BBR where that is the default,
 as connections to cards do (dataplane/core/base/card_socket.hpp): its pacing slows the limit down, and
-flatters what is compared with it.
+flatters what is compared with it. While they have work they also ask for cores that wake up soon, as busy
+gateways and cards do (dataplane/core/base/short_wakeups.hpp).
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 import struct
 import sys
@@ -18,6 +20,7 @@ from bench.peers.clients.base import Cache
 _HEAD = struct.Struct("<BQ")
 _PUT, _GET = 1, 2
 _SECONDS = 60.0
+_LATENCY_DEVICE = "/dev/cpu_dma_latency"
 
 
 def receive(sock: socket.socket, into: memoryview) -> None:
@@ -48,14 +51,18 @@ class Loopback(Cache):
         self._view = memoryview(memory)
         self._socket = socket.create_connection((host, int(port)), timeout=_SECONDS)
         set_up(self._socket, pacing)
+        self._wants_short_wakeups = pacing == "unpaced" and os.access(_LATENCY_DEVICE, os.W_OK)
+        self._wakeups: int | None = None
 
     def put(self, keys: Sequence[str], offsets: Sequence[int], size: int) -> None:
+        self._shorten_wakeups()
         self._socket.sendall(_HEAD.pack(_PUT, size * len(offsets)))
         for offset in offsets:
             self._socket.sendall(self._view[offset : offset + size])
         receive(self._socket, memoryview(bytearray(1)))
 
     def get(self, keys: Sequence[str], offsets: Sequence[int], size: int) -> None:
+        self._shorten_wakeups()
         self._socket.sendall(_HEAD.pack(_GET, size * len(offsets)))
         for offset in offsets:
             receive(self._socket, self._view[offset : offset + size])
@@ -64,7 +71,15 @@ class Loopback(Cache):
         return len(keys)
 
     def clear(self, keys: Sequence[str]) -> None:
-        """Nothing is stored."""
+        """Nothing is stored; the case is over, and cores may sleep."""
+        if self._wakeups is not None:
+            os.close(self._wakeups)
+            self._wakeups = None
+
+    def _shorten_wakeups(self) -> None:
+        if self._wants_short_wakeups and self._wakeups is None:
+            self._wakeups = os.open(_LATENCY_DEVICE, os.O_WRONLY)
+            os.write(self._wakeups, bytes(4))
 
     def close(self) -> None:
         self._socket.close()

@@ -9,11 +9,13 @@
 #include <atomic>
 #include <cerrno>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/short_wakeups.hpp"
 #include "base/unique_fd.hpp"
 
 namespace akv {
@@ -128,7 +130,9 @@ struct Reactor::Impl {
   Patience requests;  // other waits
   int expected{0};
   bool woken_by_event{false};  // the last wait ended with an event
-  std::atomic<std::uint64_t>* busy{nullptr};
+  std::chrono::nanoseconds busy{0};
+  std::atomic<std::uint64_t>* told_busy{nullptr};
+  std::optional<ShortWakeups> wakeups;
   std::atomic<bool> stopping{false};
 
   std::mutex mailbox_mutex;
@@ -208,12 +212,11 @@ struct Reactor::Impl {
   }
 
   // Since the last wait ended.
-  void count_busy_until(TimePoint start) const noexcept {
-    if (busy == nullptr) return;
-    const std::chrono::nanoseconds took = start - now;
-    // One writer: no locked instruction is needed.
-    busy->store(busy->load(std::memory_order_relaxed) + static_cast<std::uint64_t>(took.count()),
-                std::memory_order_relaxed);
+  void count_busy_until(TimePoint start) {
+    busy += start - now;
+    if (told_busy != nullptr)
+      told_busy->store(static_cast<std::uint64_t>(busy.count()), std::memory_order_relaxed);
+    if (wakeups) wakeups->look(start, busy);
   }
 
   [[nodiscard]] int wait(Events& events, std::chrono::milliseconds at_most) {
@@ -326,7 +329,11 @@ void Reactor::set_waiting(Waiting how) noexcept {
 }
 
 void Reactor::count_busy(std::atomic<std::uint64_t>& nanoseconds) noexcept {
-  impl_->busy = &nanoseconds;
+  impl_->told_busy = &nanoseconds;
+}
+
+void Reactor::shorten_wakeups() {
+  impl_->wakeups.emplace();
 }
 
 void Reactor::expect(int more) noexcept {

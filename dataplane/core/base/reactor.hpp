@@ -52,9 +52,11 @@ class Reactor {
   void stop() noexcept;  // from any thread
   // At first: sleep.
   void set_waiting(Waiting how) noexcept;
-  // From now on adds to it the nanoseconds of run() in which it did not wait, by sleeping or polling. CPU
+  // From now on says in it for how many nanoseconds of run() it did not wait, by sleeping or polling. CPU
   // time does not tell how busy a thread is that polls.
   void count_busy(std::atomic<std::uint64_t>& nanoseconds) noexcept;
+  // While it is busy, cores wake up soon.
+  void shorten_wakeups();
   // So many more answers (less where negative) are under way: the adaptive way polls longer for those.
   void expect(int more) noexcept;
 

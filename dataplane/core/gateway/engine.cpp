@@ -97,7 +97,9 @@ Engine::Engine(EngineConfig config)
   std::vector<Worker*> peers;
   for (std::size_t i = 0; i < config_.workers; ++i) {
     workers_.push_back(std::make_unique<Worker>(i, shared_));
-    workers_.back()->reactor().set_waiting(config_.busy_poll ? Waiting::poll : Waiting::adaptive);
+    Reactor& reactor = workers_.back()->reactor();
+    reactor.set_waiting(config_.busy_poll ? Waiting::poll : Waiting::adaptive);
+    if (config_.short_wakeups) reactor.shorten_wakeups();
     peers.push_back(workers_.back().get());
   }
   cards_ = make_cards();

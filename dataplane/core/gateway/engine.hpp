@@ -39,6 +39,7 @@ struct EngineConfig {
   std::string host_nqn;   // kv-nvme
   std::string host_uuid;  // kv-nvme
   bool busy_poll{false};
+  bool short_wakeups{false};
   Limits limits{};
 };
 

@@ -123,6 +123,7 @@ nlohmann::ordered_json report(const Arguments& arguments, const Facts& facts, co
 int run(const Arguments& arguments) {
   Reactor reactor;
   reactor.set_waiting(waiting_of(arguments.waiting));
+  reactor.shorten_wakeups();  // as akv-dataplane does
   const auto digests = arguments.digests ? fabric::DigestPolicy::require : fabric::DigestPolicy::off;
   Target target(reactor, {.address = address_of(arguments.target),
                           .nqn = arguments.nqn,

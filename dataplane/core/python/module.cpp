@@ -73,7 +73,7 @@ void make_engine(Engine* self, const std::string& backend, const std::string& bi
                  std::uint64_t client_regions_size, const std::vector<int>& cores, std::size_t workers,
                  std::uint32_t io_timeout_ms, std::uint32_t io_timeout_strikes, const std::string& digests,
                  const nb::dict& secrets, const std::string& host_nqn, const std::string& host_uuid,
-                 bool busy_poll) {
+                 bool busy_poll, bool short_wakeups) {
   EngineConfig config;
   config.backend = backend;
   config.bind_address = bind_address;
@@ -93,6 +93,7 @@ void make_engine(Engine* self, const std::string& backend, const std::string& bi
   config.host_nqn = host_nqn;
   config.host_uuid = host_uuid;
   config.busy_poll = busy_poll;
+  config.short_wakeups = short_wakeups;
   new (self) Engine(std::move(config));
 }
 
@@ -211,7 +212,8 @@ void bind_engine(nb::module_& module) {
       .def("__init__", &make_engine, nb::kw_only(), "backend"_a, "bind_address"_a, "port"_a,
            "client_socket"_a, "shared_memory_size"_a, "read_cache_size"_a, "lend_cached_blocks"_a,
            "client_regions"_a, "client_regions_size"_a, "cores"_a, "workers"_a, "io_timeout_ms"_a,
-           "io_timeout_strikes"_a, "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a)
+           "io_timeout_strikes"_a, "digests"_a, "secrets"_a, "host_nqn"_a, "host_uuid"_a, "busy_poll"_a,
+           "short_wakeups"_a)
       .def("start", &Engine::start, nb::call_guard<nb::gil_scoped_release>())
       .def("apply_plan", &apply_plan, nb::kw_only(), "cluster_uuid"_a, "sequence"_a, "num_dbs"_a,
            "fingerprint"_a, "slots"_a)

@@ -137,6 +137,7 @@ void serve_card(const ServeOptions& options) {
   raise_descriptor_limit(card.max_connections);
   const CardSeat seat(options.state_dir, card.id, card.serial);
   Reactor reactor;
+  if (card.short_wakeups) reactor.shorten_wakeups();
   const StopSignals signals(reactor);
   Faults faults;
   auto storage = open_storage(reactor, card, faults);

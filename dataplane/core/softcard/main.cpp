@@ -50,6 +50,7 @@ struct ServeArguments {
   std::string digests{"allow"};
   std::uint32_t handshake_timeout_ms{5000};
   std::uint32_t stall_timeout_ms{30000};
+  bool long_wakeups{false};
   bool allow_network{false};
 };
 
@@ -113,6 +114,9 @@ void add_serve(CLI::App& app, ServeArguments& arguments) {
       ->check(CLI::Range(10, 600000))
       ->capture_default_str();
   serve.add_flag(
+      "--long-wakeups", arguments.long_wakeups,
+      "Let idle cores sleep deeply also while the card is busy (no request to /dev/cpu_dma_latency)");
+  serve.add_flag(
       "--allow-network", arguments.allow_network,
       "Listen on an address that is not loopback; NVMe/TCP here has neither encryption nor authentication");
 }
@@ -169,6 +173,7 @@ ServeOptions to_options(const ServeArguments& arguments) {
   card.max_connections = arguments.max_connections;
   card.receive_bytes = parse_bytes("receive-memory", arguments.receive_memory);
   card.require_digests = arguments.digests == "require";
+  card.short_wakeups = !arguments.long_wakeups;
   card.handshake_timeout = std::chrono::milliseconds(arguments.handshake_timeout_ms);
   card.stall_timeout = std::chrono::milliseconds(arguments.stall_timeout_ms);
   return options;
