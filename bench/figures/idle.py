@@ -1,7 +1,7 @@
 """CPU of an idle gateway: four cards connected, one client that asks nothing.
 
 With `busy_poll` off and on. Each repeat reads blocks for a moment, then takes the CPU time of each process
-over the first second afterwards (falling asleep) and over the time that follows (asleep).
+over the first second afterwards (falling asleep) and, after a pause, over the time that follows (asleep).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from integration.client import Client, connect
 CARDS = 4
 BUSY_SECONDS = 1.0
 FALLING_SECONDS = 1.0
+# Until nothing has been new for so long that the control process asks more seldom.
+QUIET_SECONDS = 12.0
 LIMIT = 1.0
 
 
@@ -55,6 +57,7 @@ def _figures(options: Options, busy_poll: bool, seconds: float) -> Figures:
             for _ in range(options.repeats):
                 _read(client, stored)
                 _percent(watched, FALLING_SECONDS, figures.falling)
+                time.sleep(QUIET_SECONDS)
                 _percent(watched, seconds, figures.asleep)
     return figures
 

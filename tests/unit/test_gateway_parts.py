@@ -25,6 +25,7 @@ from controlplane.gateway.messages import PlanError, plan_from_message, plan_to_
 from controlplane.gateway.pusher import PlanPusher
 from controlplane.gateway.state import StateDir, StateError
 from controlplane.gateway.status import Picture, render
+from controlplane.gateway.status_writer import EVERY_SECONDS, IDLE_SECONDS, QUIET_ANSWERS, Pace
 from controlplane.model.cards import CardPath
 from controlplane.model.plan import GatewayPlan, PlannedCard
 from tests.support.addresses import LoopbackNet, free_port
@@ -251,6 +252,19 @@ async def test_learners_and_members_that_never_started_are_left_out(
 async def test_a_host_that_is_not_loopback_is_not_asked() -> None:
     with pytest.raises(MembersError, match="is not a loopback address"):
         await ask_members(HostPort("192.0.2.1", 5000), 0.5)
+
+
+def test_a_dataplane_that_tells_nothing_new_is_asked_more_seldom() -> None:
+    def answer(gets: int = 1, state: str = "live", busy_ns: int = 0) -> dataplane_pb2.GetStatusResponse:
+        card = dataplane_pb2.CardStatus(serial="A", state=state)
+        return dataplane_pb2.GetStatusResponse(cards=[card], counters={"gets": gets, "busy_ns": busy_ns})
+
+    pace = Pace()
+    quiet = [pace.after(answer(busy_ns=number)) for number in range(QUIET_ANSWERS + 2)]
+    assert quiet == [EVERY_SECONDS] * QUIET_ANSWERS + [IDLE_SECONDS] * 2
+    for new in (answer(gets=2), answer(gets=2, state="backoff"), None):
+        assert pace.after(new) == EVERY_SECONDS
+    assert {pace.after(None) for _ in range(2 * QUIET_ANSWERS)} == {EVERY_SECONDS}
 
 
 @pytest.fixture

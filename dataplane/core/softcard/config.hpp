@@ -35,7 +35,7 @@ struct CardConfig {
   // fits. A multiple of 16.
   std::uint32_t in_capsule_bytes{std::uint32_t{260} << 10U};
   bool require_digests{false};
-  bool short_wakeups{true};  // while it is busy
+  bool short_wakeups{true};
   std::uint64_t receive_bytes{std::uint64_t{128} << 20U};  // memory for stores under way (ReceiveBudget)
   std::chrono::milliseconds handshake_timeout{5000};       // from accept to a successful Connect
   std::chrono::milliseconds stall_timeout{30000};  // for one PDU, or 1 MiB of a transfer, in either direction
