@@ -53,7 +53,12 @@ class ControlProcess:
         config = self.config
         self._pinned = self.state.pinned_uuid()
         self._dataplane = DataplaneClient(config.dataplane_socket)
-        self._pusher = PlanPusher(self._dataplane, Backoff(0.1, 5.0), config.accept_cluster_uuid)
+        self._pusher = PlanPusher(
+            self._dataplane,
+            Backoff(0.1, 5.0),
+            config.accept_cluster_uuid,
+            self._plan_changed,
+        )
         self._status = StatusWriter(
             Path(config.status_file), self._dataplane, self._paint, self._pusher.heard
         )
@@ -167,6 +172,9 @@ class ControlProcess:
     def _offer(self, plan: GatewayPlan | None) -> None:
         if plan is not None:
             self._pusher.want(plan)
+        self._status.touch()
+
+    def _plan_changed(self) -> None:
         self._status.touch()
 
     def _paint(self, dataplane: dataplane_pb2.GetStatusResponse | None) -> Picture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from akv.v1 import dataplane_pb2
 
@@ -20,7 +21,7 @@ class PlanPusher:
     What the dataplane serves is always read before it is compared, and a plan counts as served only after the
     dataplane has taken it. Sequence numbers go on from the dataplane's own. The status that is asked for all
     the time says whether that is still so (`heard`): a suspended process keeps its connection, but serves
-    nothing.
+    nothing. `changed` is called when `in_sync` may have changed.
     """
 
     def __init__(
@@ -28,22 +29,23 @@ class PlanPusher:
         dataplane: DataplaneClient,
         backoff: Backoff,
         accepted_uuid: str | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._dataplane = dataplane
         self._backoff = backoff
         self._accepted_uuid = accepted_uuid
+        self._tell_changed = changed
         self._wanted: GatewayPlan | None = None
         self._served: Served | None = None
         self._sequence = 0
         self._changed = asyncio.Event()
         self._doubt = False
-        self._failure: DataplaneError | None = None
         self._last_error: str | None = None
 
     @property
     def in_sync(self) -> bool:
         """The dataplane is connected and serves the wanted plan."""
-        return self._served is not None and self._served.plan == self._wanted
+        return self._served is not None and not self._doubt and self._served.plan == self._wanted
 
     def want(self, plan: GatewayPlan) -> None:
         """Make `plan` the one to be served; returns at once."""
@@ -51,17 +53,16 @@ class PlanPusher:
         self._changed.set()
 
     def heard(self, answer: dataplane_pb2.GetStatusResponse | DataplaneError) -> None:
-        """Take an answer to GetStatus, or why there was none; acts where it is not the plan served so far."""
+        """Take an answer to GetStatus, or why there was none.
+
+        One that does not tell of the plan served so far is no fault by itself (it may be from before the last
+        push), but makes the pusher read the plan again.
+        """
         if self._served is None:
             return
-        if isinstance(answer, DataplaneError):
-            self._failure = answer
-        elif answer.plan_sequence != self._served.sequence:
-            # Not a fault by itself: an answer may be from before the last push.
+        if isinstance(answer, DataplaneError) or answer.plan_sequence != self._served.sequence:
             self._doubt = True
-        else:
-            return
-        self._changed.set()
+            self._changed.set()
 
     async def run(self) -> None:
         """Push for ever; ends by cancellation."""
@@ -74,30 +75,29 @@ class PlanPusher:
 
     async def _follow(self) -> None:
         """One connection: read what is served, then push each plan that differs, until it is lost."""
-        self._failure = None
         self._served = await self._read()
         lost = asyncio.create_task(self._dataplane.disconnected())
         lost.add_done_callback(lambda _: self._changed.set())
         try:
             while not lost.done():
                 self._changed.clear()
-                if self._failure is not None:
-                    raise self._failure
                 if self._doubt:
                     self._served = await self._read()
                 if self._wanted is not None and self._served.plan != self._wanted:
                     await self._push(self._wanted, self._served)
                 self._recovered()
+                self._tell_changed()
                 await self._changed.wait()
         finally:
             self._served = None
+            self._tell_changed()
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
         log.warning("Dataplane connection lost")
 
     async def _read(self) -> Served:
-        self._doubt = False
         served = await self._dataplane.get_plan()
+        self._doubt = False
         self._sequence = max(self._sequence, served.sequence)
         return served
 

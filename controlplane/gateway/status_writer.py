@@ -82,6 +82,7 @@ class StatusWriter:
             try:
                 async with asyncio.timeout(self._pace.after(answer)):
                     await self._changed.wait()
+                self._pace = Pace()
             except TimeoutError:
                 pass
 

@@ -5,7 +5,9 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <variant>
 
 #include "base/events.hpp"
 #include "base/short_wakeups.hpp"
@@ -58,16 +60,15 @@ TEST_F(ShortWakeupsTest, AreAskedForWhileTheOwnerIsBusyAndALittleLonger) {
   EXPECT_TRUE(wakeups.held()) << "busy again";
 }
 
-TEST_F(ShortWakeupsTest, ManyLooksAreOneJudgement) {
+TEST_F(ShortWakeupsTest, AreAskedForAsSoonAsThereIsWork) {
   ShortWakeups wakeups(path, 0);
-  for (int i = 0; i < 99; ++i) {
-    pass(wakeups, now, busy, milliseconds(1), i == 0 ? nanoseconds(0) : nanoseconds(11'000));
-    // The first one judges a time of hours.
+  pass(wakeups, now, busy, milliseconds(100), milliseconds(0));
+  for (int i = 0; i < 9; ++i) {
+    pass(wakeups, now, busy, nanoseconds(150'000), nanoseconds(100'000));
     EXPECT_FALSE(wakeups.held()) << i;
   }
-  for (int i = 0; i < 2; ++i)
-    pass(wakeups, now, busy, milliseconds(1), nanoseconds(11'000));
-  EXPECT_TRUE(wakeups.held());
+  pass(wakeups, now, busy, nanoseconds(150'000), nanoseconds(100'000));
+  EXPECT_TRUE(wakeups.held()) << "a millisecond of work";
 }
 
 TEST_F(ShortWakeupsTest, ADeviceThatRefusesIsToldOnceAndChangesNothing) {
@@ -82,18 +83,21 @@ TEST_F(ShortWakeupsTest, ADeviceThatRefusesIsToldOnceAndChangesNothing) {
   }
   set_event_sink(before);
   const auto events = queue->take();
-  ASSERT_EQ(events.size(), 1U);
+  ASSERT_EQ(events.size(), 2U);
+  const auto field = [&](std::size_t event, std::size_t position) {
+    return std::get<std::string>(events.at(event).fields.at(position).value);
+  };
   EXPECT_EQ(events.front().name, "wakeups_not_shortened");
-  EXPECT_EQ(std::get<std::string>(events.front().fields.at(0).value), path + "/none");
-  EXPECT_EQ(std::get<std::string>(events.front().fields.at(1).value), "open: Not a directory");
+  EXPECT_EQ(field(0, 0), path + "/none");
+  EXPECT_EQ(field(0, 1), "open: Not a directory");
+  EXPECT_EQ(field(1, 0), "/dev/full");
+  EXPECT_EQ(field(1, 1), "write: No space left on device");
 }
 
-TEST(ShortWakeupsOfTheMachine, AskForWhatItsIdleDriverCanDo) {
-  const auto most = ShortWakeups::suitable_us();
-  std::ifstream file("/sys/devices/system/cpu/cpuidle/current_driver");
-  std::string driver;
-  file >> driver;
-  EXPECT_EQ(most, driver == "haltpoll" ? 0 : 2);
+TEST(ShortWakeupsOfAMachine, AskForWhatItsIdleDriverCanDo) {
+  EXPECT_EQ(ShortWakeups::suitable_us("haltpoll"), 0);
+  for (const auto* const driver : {"intel_idle", "acpi_idle", "none", ""})
+    EXPECT_EQ(ShortWakeups::suitable_us(driver), 2) << driver;
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.applied: list[plan_pb2.Plan] = []
+        self.plans_read = 0
         self.refuse: str | None = None
         self.refused = 0
         self.refused_changes = 0
@@ -114,6 +115,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
     def GetPlan(
         self, request: dataplane_pb2.GetPlanRequest, context: grpc.ServicerContext
     ) -> dataplane_pb2.GetPlanResponse:
+        self.plans_read += 1
         return dataplane_pb2.GetPlanResponse(plan=self.plan)
 
     def GetStatus(

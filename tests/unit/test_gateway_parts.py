@@ -301,20 +301,26 @@ async def test_a_status_that_tells_of_another_plan_makes_the_pusher_read_it(
     recorder: RecordingDataplane,
 ) -> None:
     client = DataplaneClient(str(recorder.socket))
-    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    changes: list[bool] = []
+    pusher = PlanPusher(client, Backoff(0.01, 0.1), changed=lambda: changes.append(pusher.in_sync))
     pusher.want(a_plan("a"))
     task = asyncio.create_task(pusher.run())
-    await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+    await asyncio.to_thread(wait_until, lambda: changes == [True], "the plan is served")
     pusher.heard(await client.get_status())
+    await asyncio.sleep(0.05)
+    assert recorder.plans_read == 1
     recorder.plan = None
     pusher.heard(await client.get_status())
-    await asyncio.to_thread(wait_until, lambda: len(recorder.applied) == 2, "the plan is pushed again")
+    assert not pusher.in_sync
+    await asyncio.to_thread(wait_until, lambda: changes == [True, True], "the plan is pushed again")
+    assert (recorder.plans_read, len(recorder.applied)) == (2, 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    assert changes == [True, True, False]
     await client.close()
 
 
-async def test_a_status_that_does_not_come_is_told_and_the_plan_read_again(
+async def test_statuses_that_do_not_come_are_no_fault_while_the_plan_can_be_read(
     recorder: RecordingDataplane,
 ) -> None:
     client = DataplaneClient(str(recorder.socket))
@@ -322,14 +328,18 @@ async def test_a_status_that_does_not_come_is_told_and_the_plan_read_again(
     pusher.want(a_plan("a"))
     with capture_logs() as events:
         task = asyncio.create_task(pusher.run())
+        for number in range(3):
+            await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+            assert recorder.plans_read == 1 + number
+            pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
+            assert not pusher.in_sync
         await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-        pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
-        await asyncio.to_thread(wait_until, lambda: len(events) == 3, "the end of the failure is told")
+        recorder.stop()
+        await asyncio.to_thread(wait_until, lambda: len(events) == 3, "the real failure is told")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     told = [event["event"] for event in events]
-    assert told == ["Plan applied", "Dataplane does not answer", "Dataplane answers again"]
-    assert len(recorder.applied) == 1
+    assert told == ["Plan applied", "Dataplane connection lost", "Dataplane does not answer"]
     await client.close()
 
 

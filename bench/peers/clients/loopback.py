@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench.peers.clients.base import Cache
 
@@ -21,6 +22,7 @@ _HEAD = struct.Struct("<BQ")
 _PUT, _GET = 1, 2
 _SECONDS = 60.0
 _LATENCY_DEVICE = "/dev/cpu_dma_latency"
+_IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 
 
 def receive(sock: socket.socket, into: memoryview) -> None:
@@ -79,9 +81,11 @@ class Loopback(Cache):
     def _shorten_wakeups(self) -> None:
         if self._wants_short_wakeups and self._wakeups is None:
             self._wakeups = os.open(_LATENCY_DEVICE, os.O_WRONLY)
-            os.write(self._wakeups, bytes(4))
+            is_virtual = _IDLE_DRIVER.exists() and _IDLE_DRIVER.read_text().strip() == "haltpoll"
+            os.write(self._wakeups, struct.pack("i", 0 if is_virtual else 2))
 
     def close(self) -> None:
+        self.clear([])
         self._socket.close()
         self._view.release()
 

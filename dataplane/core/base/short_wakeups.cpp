@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <system_error>
@@ -23,17 +22,21 @@ constexpr std::int32_t kRealUs = 2;
 ShortWakeups::ShortWakeups(std::string device, std::int32_t most_us) noexcept
     : device_(std::move(device)), most_us_(most_us) {}
 
+std::int32_t ShortWakeups::suitable_us(std::string_view driver) noexcept {
+  return driver == "haltpoll" ? kVirtualUs : kRealUs;
+}
+
 std::int32_t ShortWakeups::suitable_us() {
   std::ifstream file(kIdleDriver);
   std::string driver;
   file >> driver;
-  return driver == "haltpoll" ? kVirtualUs : kRealUs;
+  return suitable_us(driver);
 }
 
 void ShortWakeups::judge(TimePoint now, std::chrono::nanoseconds busy) {
-  const bool is_busy = (busy - std::exchange(busy_, busy)) * kLeastShare >= now - looked_;
+  is_idle_ = (busy - std::exchange(busy_, busy)) * kLeastShare < now - looked_;
   looked_ = now;
-  if (is_busy) {
+  if (!is_idle_) {
     last_busy_ = now;
     ask();
   } else if (now - last_busy_ >= kLinger) {
@@ -49,11 +52,10 @@ void ShortWakeups::ask() {
   request_ = std::move(request);
 }
 
-// Told once for a process, however many of its threads try, and again.
+// It is tried on, and told once.
 void ShortWakeups::give_up(const char* what) {
-  static std::atomic_flag told;
   const std::error_code reason(errno, std::generic_category());
-  if (told.test_and_set()) return;
+  if (std::exchange(told_, true)) return;
   log_event(Level::info, "wakeups_not_shortened",
             {{"device", device_}, {"reason", std::string(what) + ": " + reason.message()}});
 }
