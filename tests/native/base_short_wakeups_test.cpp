@@ -27,7 +27,7 @@ class ShortWakeupsTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove(path); }
   // So long a time, of which the owner was busy for `part`.
-  static void pass(ShortWakeups& wakeups, TimePoint& now, nanoseconds& busy, milliseconds time,
+  static void pass(ShortWakeups& wakeups, TimePoint& now, nanoseconds& busy, nanoseconds time,
                    nanoseconds part) {
     now += time;
     busy += part;
