@@ -103,7 +103,8 @@ async def test_many_destinations_at_once_each_get_their_own_reply(
     addresses = [loopback_net.host(number) for number in range(2, 202)]
     answers = await asyncio.gather(*(probe(address, 15.0) for address in addresses))
     assert None not in answers
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Less where something of another test was collected meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(

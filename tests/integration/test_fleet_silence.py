@@ -33,6 +33,13 @@ async def reaches(host: FleetHost, node_id: str, state: NodeState) -> None:
     await eventually(lambda: node.state is state, f"{node_id} is {state.value}", SECONDS)
 
 
+async def loses(host: FleetHost, agent: SimAgent) -> None:
+    """The agent's stream is gone, and all that came by it was heard: nothing counts as news of later."""
+    await agent.drop()
+    connections = host.term.connections
+    await eventually(lambda: not connections.is_open(agent.node_id), f"{agent.node_id} is away", SECONDS)
+
+
 async def serve_and_join(host: FleetHost, server: SimAgent, other: SimAgent) -> None:
     """A model's only shard runs on the first agent, and then the other one joins."""
     await server.connect()
@@ -48,7 +55,7 @@ async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_
     clock = ManualClock()
     async with leading(etcd, clock=clock) as host, agent_of(host, "a") as a, agent_of(host, "b") as b:
         await serve_and_join(host, a, b)
-        await a.drop()
+        await loses(host, a)
         clock.now += 15
         await reaches(host, "a", NodeState.SUSPECT)
         await beat(host, b)
@@ -99,16 +106,14 @@ async def test_a_stray_of_a_node_that_is_away_is_told_to_stop_when_the_node_is_b
         agent.shards["x-0-0"] = stray
         await agent.connect()
         await agent.hear("stop_shard")
-        await agent.drop()
-        await eventually(lambda: not host.term.connections.is_open("gpu-1"), "it is away", SECONDS)
+        await loses(host, agent)
         awaited = host.term.reconciler._commands
         clock.now += 31
         host.term.wake.set()
         await eventually(lambda: len(awaited) == 0, "nobody waits for it", SECONDS)
         await agent.connect()
         await agent.hear("stop_shard", count=2)
-        await agent.drop()
-        await eventually(lambda: not host.term.connections.is_open("gpu-1"), "it is away", SECONDS)
+        await loses(host, agent)
         async with host.operator() as stub:
             await stub.ForgetNode(fleet_pb2.ForgetNodeRequest(node_id="gpu-1"), timeout=SECONDS)
         assert host.term.shards.stray("gpu-1", "x-0-0") is None

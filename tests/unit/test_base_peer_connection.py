@@ -47,7 +47,8 @@ def test_the_named_connection_ends_and_the_other_does_not(
     assert server.recv(1) == b""
     other.send(b"x")
     assert other_server.recv(1) == b"x"
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Less where something of another test was collected meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
     server.close()
     assert not close_connection(name_of(named))
 
