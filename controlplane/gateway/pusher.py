@@ -21,7 +21,7 @@ class PlanPusher:
     What the dataplane serves is always read before it is compared, and a plan counts as served only after the
     dataplane has taken it. Sequence numbers go on from the dataplane's own. The status that is asked for all
     the time says whether that is still so (`heard`): a suspended process keeps its connection, but serves
-    nothing. `changed` is called when `in_sync` may have changed.
+    nothing. `changed` is called when `in_sync` has changed for longer than such a look takes.
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class PlanPusher:
         self._sequence = 0
         self._changed = asyncio.Event()
         self._doubt = False
+        self._silent = False
+        self._told_in_sync = False
         self._last_error: str | None = None
 
     @property
     def in_sync(self) -> bool:
         """The dataplane is connected and serves the wanted plan."""
-        return self._served is not None and not self._doubt and self._served.plan == self._wanted
+        return self._served is not None and not self._silent and self._served.plan == self._wanted
 
     def want(self, plan: GatewayPlan) -> None:
         """Make `plan` the one to be served; returns at once."""
@@ -60,6 +62,7 @@ class PlanPusher:
         """
         if self._served is None:
             return
+        self._silent = isinstance(answer, DataplaneError)
         if isinstance(answer, DataplaneError) or answer.plan_sequence != self._served.sequence:
             self._doubt = True
             self._changed.set()
@@ -86,20 +89,26 @@ class PlanPusher:
                 if self._wanted is not None and self._served.plan != self._wanted:
                     await self._push(self._wanted, self._served)
                 self._recovered()
-                self._tell_changed()
+                self._tell()
                 await self._changed.wait()
         finally:
             self._served = None
-            self._tell_changed()
+            self._tell()
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
         log.warning("Dataplane connection lost")
 
     async def _read(self) -> Served:
         served = await self._dataplane.get_plan()
-        self._doubt = False
+        self._doubt = self._silent = False
         self._sequence = max(self._sequence, served.sequence)
         return served
+
+    def _tell(self) -> None:
+        # Whoever is told asks for a status: one that fails or tells of no plan must not lead to the next.
+        if self.in_sync != self._told_in_sync:
+            self._told_in_sync = self.in_sync
+            self._tell_changed()
 
     async def _push(self, plan: GatewayPlan, served: Served) -> None:
         self._sequence += 1

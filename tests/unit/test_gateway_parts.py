@@ -1,8 +1,7 @@
-"""The control process' parts without a process: messages, status text, state directory, members, pusher."""
+"""The control process' parts without a process: messages, status text, state directory, members."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import resource
 import signal
@@ -14,26 +13,21 @@ import pytest
 from akv.v1 import cluster_pb2, dataplane_pb2, plan_pb2
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from controlplane.base.addresses import HostPort
-from controlplane.base.backoff import Backoff
 from controlplane.base.text_file import write_atomically
-from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
 from controlplane.gateway.members import MembersError, MemberSource, ask_members
 from controlplane.gateway.messages import PlanError, plan_from_message, plan_to_message
-from controlplane.gateway.pusher import PlanPusher
 from controlplane.gateway.state import StateDir, StateError
 from controlplane.gateway.status import Picture, render
 from controlplane.gateway.status_writer import EVERY_SECONDS, IDLE_SECONDS, QUIET_ANSWERS, Pace
 from controlplane.model.cards import CardPath
 from controlplane.model.plan import GatewayPlan, PlannedCard
 from tests.support.addresses import LoopbackNet, free_port
-from tests.support.grpc_peers import ClusterHost, RecordingDataplane
-from tests.support.procs import wait_until
+from tests.support.gateway_plans import UUID, a_plan
+from tests.support.grpc_peers import ClusterHost
 
 ROOT = Path(__file__).parents[2]
-UUID = "8a7c1c1e-5a38-4cbd-8a70-000000000001"
 ETCD = "127.0.0.1:2379"
 
 paths = st.lists(
@@ -49,11 +43,6 @@ plans = st.lists(
     max_size=8,
     unique_by=lambda card: card.slot,
 ).map(lambda cards: GatewayPlan(UUID, 128, tuple(cards)))
-
-
-def a_plan(*serials: str, cluster: str = UUID) -> GatewayPlan:
-    cards = (PlannedCard(slot, serial, f"nqn.{serial}", "", (), True) for slot, serial in enumerate(serials))
-    return GatewayPlan(cluster, 128, tuple(cards))
 
 
 @given(plans, st.integers(1, 2**64 - 1))
@@ -265,115 +254,3 @@ def test_a_dataplane_that_tells_nothing_new_is_asked_more_seldom() -> None:
     for new in (answer(gets=2), answer(gets=2, state="backoff"), None):
         assert pace.after(new) == EVERY_SECONDS
     assert {pace.after(None) for _ in range(2 * QUIET_ANSWERS)} == {EVERY_SECONDS}
-
-
-@pytest.fixture
-def recorder(tmp_path: Path) -> Any:
-    dataplane = RecordingDataplane(tmp_path / "d.sock")
-    yield dataplane
-    dataplane.stop()
-
-
-async def _pushed(pusher: PlanPusher) -> None:
-    """Run the pusher until it is in sync."""
-    task = asyncio.create_task(pusher.run())
-    try:
-        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_sequence_numbers_go_on_from_the_dataplanes(recorder: RecordingDataplane) -> None:
-    recorder.plan = plan_to_message(a_plan("a"), 41)
-    client = DataplaneClient(str(recorder.socket))
-    pusher = PlanPusher(client, Backoff(0.01, 0.1))
-    pusher.want(a_plan("a"))
-    await _pushed(pusher)
-    assert recorder.applied == []
-    pusher.want(a_plan("a", "b"))
-    await _pushed(pusher)
-    assert [plan.sequence for plan in recorder.applied] == [42]
-    await client.close()
-
-
-async def test_a_status_that_tells_of_another_plan_makes_the_pusher_read_it(
-    recorder: RecordingDataplane,
-) -> None:
-    client = DataplaneClient(str(recorder.socket))
-    changes: list[bool] = []
-    pusher = PlanPusher(client, Backoff(0.01, 0.1), changed=lambda: changes.append(pusher.in_sync))
-    pusher.want(a_plan("a"))
-    task = asyncio.create_task(pusher.run())
-    await asyncio.to_thread(wait_until, lambda: changes == [True], "the plan is served")
-    pusher.heard(await client.get_status())
-    await asyncio.sleep(0.05)
-    assert recorder.plans_read == 1
-    recorder.plan = None
-    pusher.heard(await client.get_status())
-    assert not pusher.in_sync
-    await asyncio.to_thread(wait_until, lambda: changes == [True, True], "the plan is pushed again")
-    assert (recorder.plans_read, len(recorder.applied)) == (2, 2)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert changes == [True, True, False]
-    await client.close()
-
-
-async def test_statuses_that_do_not_come_are_no_fault_while_the_plan_can_be_read(
-    recorder: RecordingDataplane,
-) -> None:
-    client = DataplaneClient(str(recorder.socket))
-    pusher = PlanPusher(client, Backoff(0.01, 0.1))
-    pusher.want(a_plan("a"))
-    with capture_logs() as events:
-        task = asyncio.create_task(pusher.run())
-        for number in range(3):
-            await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-            assert recorder.plans_read == 1 + number
-            pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
-            assert not pusher.in_sync
-        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-        recorder.stop()
-        await asyncio.to_thread(wait_until, lambda: len(events) == 3, "the real failure is told")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    told = [event["event"] for event in events]
-    assert told == ["Plan applied", "Dataplane connection lost", "Dataplane does not answer"]
-    await client.close()
-
-
-@pytest.mark.parametrize("accepted", [None, "other"])
-async def test_only_the_accepted_cluster_replaces_another(
-    recorder: RecordingDataplane, accepted: str | None
-) -> None:
-    recorder.plan = plan_to_message(a_plan("a"), 7)
-    client = DataplaneClient(str(recorder.socket))
-    pusher = PlanPusher(client, Backoff(0.01, 0.1), accepted)
-    pusher.want(a_plan("x", cluster="other"))
-    if accepted is None:
-        task = asyncio.create_task(pusher.run())
-        await asyncio.to_thread(wait_until, lambda: recorder.refused_changes >= 2, "two refusals")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not pusher.in_sync
-    else:
-        await _pushed(pusher)
-    assert recorder.plan.cluster_uuid == (accepted or UUID)
-    await client.close()
-
-
-async def test_the_pusher_can_be_cancelled_at_any_moment_of_a_change(recorder: RecordingDataplane) -> None:
-    client = DataplaneClient(str(recorder.socket))
-    for turns in range(60):
-        pusher = PlanPusher(client, Backoff(0.01, 0.1))
-        pusher.want(a_plan("a", f"b{turns}"))
-        task = asyncio.create_task(pusher.run())
-        await asyncio.to_thread(wait_until, lambda pusher=pusher: pusher.in_sync, "the first plan is served")
-        pusher.want(a_plan("a", f"c{turns}"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=2)
-        assert task in done
-    await client.close()
