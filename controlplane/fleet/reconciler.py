@@ -29,7 +29,8 @@ from controlplane.store.fleet import FleetLedger
 TICK_SECONDS = 1.0
 # While nothing changes and all shards run, a plan is made this seldom.
 QUIET_SECONDS = 5.0
-# Changes that come together are planned for together; planning takes at most a fifth of the time.
+# Changes that come together are planned for together; planning takes at most a fifth of the time, unless a look
+# takes long.
 SETTLE_SECONDS = 0.05
 SETTLE_FACTOR = 4.0
 _COUNTER_BITS = 20
@@ -78,7 +79,8 @@ class Reconciler:
             self._due = self._due or self._wake.is_set()
             self._wake.clear()
             acted = await self._try_step()
-            await asyncio.sleep(max(SETTLE_SECONDS, SETTLE_FACTOR * (self._clock() - began)))
+            took = self._clock() - began
+            await asyncio.sleep(min(max(SETTLE_SECONDS, SETTLE_FACTOR * took), TICK_SECONDS))
             if not acted:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_SECONDS):

@@ -154,8 +154,11 @@ class Engine:
     @property
     def ready(self) -> bool:
         """There is a session whose gateway answers."""
+        # First, for nothing of the parent's may be touched.
+        if os.getpid() != self._pid:
+            return False
         self._listen()
-        return self._session is not None and self._silent_since is None and os.getpid() == self._pid
+        return self._session is not None and self._silent_since is None
 
     @property
     def shared_memory(self) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -43,6 +45,36 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
+class _ForkGuard:
+    """Holds the locks of all clients over a fork.
+
+    One that another thread has at that moment would stay locked in the child, where nobody is to unlock it.
+    """
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+        self._held: list[threading.Lock] = []
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._release)
+
+    def add(self, lock: threading.Lock) -> None:
+        """From now on, for as long as it lives."""
+        self._locks.add(lock)
+
+    def _hold(self) -> None:
+        held = list(self._locks)
+        for lock in held:
+            lock.acquire()
+        self._held = held
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for lock in held:
+            lock.release()
+
+
+_FORK_GUARD = _ForkGuard()
+
+
 class Client(ClientView):
     """A client of one gateway, thread-safe. What calls answer while it is away: docs/client.md."""
 
@@ -58,6 +90,7 @@ class Client(ClientView):
             self._engine.start()
         self._thread = threading.Thread(target=self._serve, name="akv-client", daemon=True)
         self._thread.start()
+        _FORK_GUARD.add(self._lock)
 
     def __enter__(self) -> Self:
         return self

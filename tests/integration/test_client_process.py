@@ -117,9 +117,35 @@ client.close()
 """
 
 
-def test_a_forked_child_touches_nothing_of_its_parents_session(gateway: Program, path: Path) -> None:
+# Forks while another thread is in the middle of calls.
+FORKING_BUSY_CLIENT = """
+import os, sys, threading
+from integration.client import ClientConfig, Status, client_class
+client = client_class(None)(ClientConfig(socket=sys.argv[1]))
+assert client.wait_connected(30)
+ended = threading.Event()
+def call():
+    while not ended.is_set():
+        assert client.put([bytes(32)], [b"x"], 1) == [Status.OK]
+thread = threading.Thread(target=call)
+thread.start()
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if client.put([bytes(32)], [b"y"], 1) == [Status.NOT_STORED] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+ended.set()
+thread.join()
+client.close()
+"""
+
+
+@pytest.mark.parametrize("program", [FORKING_CLIENT, FORKING_BUSY_CLIENT], ids=["idle", "busy"])
+def test_a_forked_child_touches_nothing_of_its_parents_session(
+    gateway: Program, path: Path, program: str
+) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", FORKING_CLIENT, str(path)],
+        [sys.executable, "-c", program, str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -74,6 +74,24 @@ async def test_a_lost_nodes_shard_is_placed_elsewhere_and_stopped_when_the_node_
         assert kinds == ["ready", "registered", "suspect", "lost", "ready", "registered"]
 
 
+async def test_after_a_look_that_took_long_the_next_one_comes_soon(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with leading(etcd, clock=clock) as host:
+        reconciler = host.term.reconciler
+        step, looks = reconciler.step, 0
+
+        async def slow() -> bool:
+            nonlocal looks
+            looks += 1
+            clock.now += 15
+            return await step()
+
+        monkeypatch.setattr(reconciler, "step", slow)
+        await eventually(lambda: looks >= 3, "it looks again", 30.0)
+
+
 async def test_a_lost_node_whose_stream_is_open_begins_anew_before_it_counts_again(
     etcd: EtcdCluster,
 ) -> None:
