@@ -29,8 +29,8 @@ from controlplane.store.fleet import FleetLedger
 TICK_SECONDS = 1.0
 # While nothing changes and all shards run, a plan is made this seldom.
 QUIET_SECONDS = 5.0
-# Changes that come together are planned for together; planning takes at most a fifth of the time, unless a look
-# takes long.
+# Changes that come together are planned for together; planning takes at most a fifth of the time, unless a
+# look takes longer than a quarter of a tick.
 SETTLE_SECONDS = 0.05
 SETTLE_FACTOR = 4.0
 _COUNTER_BITS = 20
