@@ -20,7 +20,7 @@ from controlplane.agent.shards.record import SPEC, STATE
 from controlplane.agent.shards.vigil import Patience
 from tests.support.addresses import LoopbackNet
 from tests.support.procs import ROOT
-from tests.support.shards import engine_spec, get, phase, post, supervisor
+from tests.support.shards import engine_spec, get, log_text, phase, post, supervisor
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_polls")]
@@ -39,8 +39,7 @@ async def test_it_outlives_the_agent_and_is_adopted(shard_root: Path, loopback_n
         assert shard is not None
         assert shard.status.phase is Phase.RUNNING
         assert shard.engine == pid
-        log = shard.directory.log
-        await eventually(lambda: "GET /environment" in log.read_text(), "the request is in the log", 30)
+        await eventually(lambda: "GET /environment" in log_text(shard), "the request is in the log", 30)
         await post(spec, "/crash")
         await phase(keeper, "m-0-0", Phase.FAILED)
         assert shard.status.exit_code == 41
@@ -78,8 +77,8 @@ async def test_what_served_and_then_falls_silent_is_ended_as_failed_and_what_is_
         os.kill(shard.engine.pid, signal.SIGSTOP)
         await asyncio.sleep(0.5)
         os.kill(shard.engine.pid, signal.SIGCONT)
-        asked = shard.directory.log.read_text().count("GET /health")
-        await eventually(lambda: shard.directory.log.read_text().count("GET /health") > asked + 3, "asked on")
+        asked = log_text(shard).count("GET /health")
+        await eventually(lambda: log_text(shard).count("GET /health") > asked + 3, "asked on")
         assert shard.status.phase is Phase.RUNNING
         assert await post(sick, "/sicken") == 200
         other = await phase(keeper, "m-1-0", Phase.FAILED)

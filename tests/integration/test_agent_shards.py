@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from controlplane.agent.shards.life import Phase
 from controlplane.agent.shards.process import identify, is_running
 from controlplane.agent.shards.supervisor import ShardRefusedError, Supervisor
 from tests.support.addresses import LoopbackNet
-from tests.support.shards import engine_spec, get, phase, post, supervisor
+from tests.support.shards import engine_spec, get, log_text, phase, post, supervisor, worker_of
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_polls")]
@@ -80,9 +79,7 @@ async def test_one_that_ignores_sigterm_is_killed_with_all_its_children(
     async with supervisor(shard_root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
-        found = re.search(r"worker (\d+)", shard.directory.log.read_text())
-        assert found is not None
-        worker = identify(int(found[1]))
+        worker = identify(await worker_of(shard))
         assert worker is not None
         await keeper.stop("m-0-0")
         await phase(keeper, "m-0-0", Phase.STOPPED)
@@ -97,9 +94,7 @@ async def test_a_crash_takes_the_workers_in_other_sessions_with_it(
     async with supervisor(shard_root) as keeper:
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
-        found = re.search(r"worker (\d+)", shard.directory.log.read_text())
-        assert found is not None
-        worker = identify(int(found[1]))
+        worker = identify(await worker_of(shard))
         await post(spec, "/crash")
         await phase(keeper, "m-0-0", Phase.FAILED)
         assert worker is not None
@@ -143,7 +138,7 @@ async def test_drain_by_http_lets_a_request_end(shard_root: Path, loopback_net: 
         await keeper.start(spec)
         shard = await phase(keeper, "m-0-0", Phase.RUNNING)
         request = asyncio.create_task(post(spec, "/v1/completions?seconds=1"))
-        await eventually(lambda: "under way" in shard.directory.log.read_text(), "it serves the request")
+        await eventually(lambda: "under way" in log_text(shard), "it serves the request")
         await keeper.drain("m-0-0", 0, 60.0)
         assert shard.status.phase is Phase.DRAINING
         assert await request == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -73,6 +74,21 @@ async def phase(keeper: Supervisor, shard_id: str, wanted: Phase) -> Shard:
     shard = keeper.find(shard_id)
     assert shard is not None
     return shard
+
+
+def log_text(shard: Shard) -> str:
+    """What of its output is in the newest log file; it comes there a little later than the engine said it."""
+    try:
+        return shard.directory.log.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+async def worker_of(shard: Shard) -> int:
+    """The process that an engine with `--spawn` says it started."""
+    line = re.compile(r"worker (\d+)\n")
+    await eventually(lambda: line.search(log_text(shard)) is not None, "the worker is told of", SECONDS)
+    return int(line.findall(log_text(shard))[0])
 
 
 async def get(spec: ShardSpec, path: str) -> Any:
