@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,46 @@ def recorder(tmp_path: Path) -> Any:
     dataplane.stop()
 
 
-async def _pushed(pusher: PlanPusher) -> None:
-    """Run the pusher until it is in sync."""
+@pytest.fixture
+async def client(recorder: RecordingDataplane) -> AsyncIterator[DataplaneClient]:
+    made = DataplaneClient(str(recorder.socket))
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def running(pusher: PlanPusher) -> AsyncIterator[None]:
+    """The pusher at work, until the block ends."""
     task = asyncio.create_task(pusher.run())
     try:
-        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
+        yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_sequence_numbers_go_on_from_the_dataplanes(recorder: RecordingDataplane) -> None:
+async def until(probe: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(wait_until, probe, what)
+
+
+async def in_sync(pusher: PlanPusher) -> None:
+    await until(lambda: pusher.in_sync, "the plan is served")
+
+
+async def reads(recorder: RecordingDataplane, count: int) -> None:
+    await until(lambda: recorder.plans_read == count, f"the plan was read {count} times")
+
+
+async def _pushed(pusher: PlanPusher) -> None:
+    """Run the pusher until it is in sync."""
+    async with running(pusher):
+        await in_sync(pusher)
+
+
+async def test_sequence_numbers_go_on_from_the_dataplanes(
+    recorder: RecordingDataplane, client: DataplaneClient
+) -> None:
     recorder.plan = plan_to_message(a_plan("a"), 41)
-    client = DataplaneClient(str(recorder.socket))
     pusher = PlanPusher(client, Backoff(0.01, 0.1))
     pusher.want(a_plan("a"))
     await _pushed(pusher)
@@ -46,110 +75,89 @@ async def test_sequence_numbers_go_on_from_the_dataplanes(recorder: RecordingDat
     pusher.want(a_plan("a", "b"))
     await _pushed(pusher)
     assert [plan.sequence for plan in recorder.applied] == [42]
-    await client.close()
 
 
 async def test_a_status_that_tells_of_another_plan_makes_the_pusher_read_it(
-    recorder: RecordingDataplane,
+    recorder: RecordingDataplane, client: DataplaneClient
 ) -> None:
-    client = DataplaneClient(str(recorder.socket))
     changes: list[bool] = []
     pusher = PlanPusher(client, Backoff(0.01, 0.1), changed=lambda: changes.append(pusher.in_sync))
     pusher.want(a_plan("a"))
-    task = asyncio.create_task(pusher.run())
-    await asyncio.to_thread(wait_until, lambda: changes == [True], "the plan is served")
-    pusher.heard(await client.get_status())
-    await asyncio.sleep(0.05)
-    assert recorder.plans_read == 1
-    recorder.plan = None
-    pusher.heard(await client.get_status())
-    await asyncio.to_thread(wait_until, lambda: len(recorder.applied) == 2, "the plan is pushed again")
-    assert recorder.plans_read == 2
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(pusher):
+        await until(lambda: changes == [True], "the plan is served")
+        pusher.heard(await client.get_status())
+        await client.get_status()  # a GetPlan would be before it
+        assert recorder.plans_read == 1
+        recorder.plan = None
+        pusher.heard(await client.get_status())
+        await until(lambda: len(recorder.applied) == 2, "the plan is pushed again")
+        assert recorder.plans_read == 2
     assert changes == [True, False]
-    await client.close()
 
 
 async def test_a_dataplane_that_does_not_know_of_sequences_is_not_asked_without_end(
-    recorder: RecordingDataplane,
+    recorder: RecordingDataplane, client: DataplaneClient
 ) -> None:
     """One of an older version that runs on; whoever is told of a change asks at once."""
-    client = DataplaneClient(str(recorder.socket))
     told: list[bool] = []
     pusher = PlanPusher(client, Backoff(0.01, 0.1), changed=lambda: told.append(pusher.in_sync))
     pusher.want(a_plan("a"))
-    task = asyncio.create_task(pusher.run())
-    await asyncio.to_thread(wait_until, lambda: told == [True], "the plan is served")
-    for answer in (dataplane_pb2.GetStatusResponse(), DataplaneError("GetStatus: internal: broken")):
-        read = recorder.plans_read
-        pusher.heard(answer)
-        await asyncio.to_thread(
-            wait_until, lambda read=read: recorder.plans_read == read + 1, "it is read again"
-        )
-    await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "all is well")
-    await asyncio.sleep(0.05)
-    assert told == [True]
-    assert len(recorder.applied) == 1
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await client.close()
+    async with running(pusher):
+        await until(lambda: told == [True], "the plan is served")
+        for answer in (dataplane_pb2.GetStatusResponse(), DataplaneError("GetStatus: internal: broken")):
+            read = recorder.plans_read
+            pusher.heard(answer)
+            await reads(recorder, read + 1)
+        await in_sync(pusher)
+        await client.get_status()  # what else the pusher had to do is done
+        assert told == [True]
+        assert len(recorder.applied) == 1
 
 
 async def test_statuses_that_do_not_come_are_no_fault_while_the_plan_can_be_read(
-    recorder: RecordingDataplane,
+    recorder: RecordingDataplane, client: DataplaneClient
 ) -> None:
-    client = DataplaneClient(str(recorder.socket))
     pusher = PlanPusher(client, Backoff(0.01, 0.1))
     pusher.want(a_plan("a"))
     with capture_logs() as events:
-        task = asyncio.create_task(pusher.run())
-        for number in range(3):
-            await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-            assert recorder.plans_read == 1 + number
-            pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
-            assert not pusher.in_sync
-        await asyncio.to_thread(wait_until, lambda: pusher.in_sync, "the plan is served")
-        recorder.stop()
-        await asyncio.to_thread(wait_until, lambda: len(events) == 3, "the real failure is told")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(pusher):
+            for number in range(3):
+                await in_sync(pusher)
+                assert recorder.plans_read == 1 + number
+                pusher.heard(DataplaneError("GetStatus: deadline_exceeded: no answer"))
+                assert not pusher.in_sync
+            await in_sync(pusher)
+            recorder.stop()
+            await until(lambda: len(events) == 3, "the real failure is told")
     told = [event["event"] for event in events]
     assert told == ["Plan applied", "Dataplane connection lost", "Dataplane does not answer"]
-    await client.close()
 
 
 @pytest.mark.parametrize("accepted", [None, "other"])
 async def test_only_the_accepted_cluster_replaces_another(
-    recorder: RecordingDataplane, accepted: str | None
+    recorder: RecordingDataplane, client: DataplaneClient, accepted: str | None
 ) -> None:
     recorder.plan = plan_to_message(a_plan("a"), 7)
-    client = DataplaneClient(str(recorder.socket))
     pusher = PlanPusher(client, Backoff(0.01, 0.1), accepted)
     pusher.want(a_plan("x", cluster="other"))
     if accepted is None:
-        task = asyncio.create_task(pusher.run())
-        await asyncio.to_thread(wait_until, lambda: recorder.refused_changes >= 2, "two refusals")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(pusher):
+            await until(lambda: recorder.refused_changes >= 2, "two refusals")
         assert not pusher.in_sync
     else:
         await _pushed(pusher)
     assert recorder.plan.cluster_uuid == (accepted or UUID)
-    await client.close()
 
 
-async def test_the_pusher_can_be_cancelled_at_any_moment_of_a_change(recorder: RecordingDataplane) -> None:
-    client = DataplaneClient(str(recorder.socket))
+async def test_the_pusher_can_be_cancelled_at_any_moment_of_a_change(client: DataplaneClient) -> None:
     for turns in range(60):
         pusher = PlanPusher(client, Backoff(0.01, 0.1))
         pusher.want(a_plan("a", f"b{turns}"))
         task = asyncio.create_task(pusher.run())
-        await asyncio.to_thread(wait_until, lambda pusher=pusher: pusher.in_sync, "the first plan is served")
+        await in_sync(pusher)
         pusher.want(a_plan("a", f"c{turns}"))
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=2)
         assert task in done
-    await client.close()
