@@ -30,6 +30,11 @@ class Outcome:
     put_s: float = 0.0
     errors: int = 0
 
+    @property
+    def unread(self) -> int:
+        """Blocks that were found, and that GET then brought neither right nor wrong: misses, card errors."""
+        return self.matched - self.got - self.wrong
+
 
 class Replayer:
     """Replays request by request through one client, with a window of blocks that it leases once."""
@@ -126,6 +131,7 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "matched": outcome.matched,
         "got": outcome.got,
         "wrong": outcome.wrong,
+        "unread": outcome.unread,
         "put": outcome.put,
         "put_ok": outcome.put_ok,
         "errors": outcome.errors,

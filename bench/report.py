@@ -48,6 +48,7 @@ class Summary:
     all_passes: HitCount = field(default_factory=HitCount)
     got: int = 0
     wrong: int = 0
+    unread: int = 0
     put: int = 0
     put_ok: int = 0
     errors: int = 0
@@ -65,6 +66,7 @@ class Summary:
             self.slots[slot] += 1
         self.got += outcome.got
         self.wrong += outcome.wrong
+        self.unread += outcome.unread
         self.put += outcome.put
         self.put_ok += outcome.put_ok
         self.errors += outcome.errors
@@ -81,6 +83,7 @@ class Summary:
             "all_passes": self.all_passes.record(),
             "got_blocks": self.got,
             "wrong_blocks": self.wrong,
+            "unread_blocks": self.unread,
             "put_blocks": self.put,
             "put_ok_blocks": self.put_ok,
             "errors": self.errors,
@@ -111,6 +114,7 @@ def readable(record: dict[str, Any]) -> str:
         f"blocks            {record['got_blocks']} read, "
         f"{record['put_ok_blocks']} of {record['put_blocks']} stored",
         f"wrong blocks      {record['wrong_blocks']}",
+        f"found, not read   {record['unread_blocks']} blocks",
         f"calls in error    {record['errors']}",
         f"speed             {record['requests_per_second']} requests/s, GET {record['get_mb_per_s']} MB/s, "
         f"PUT {record['put_mb_per_s']} MB/s",

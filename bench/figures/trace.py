@@ -38,6 +38,11 @@ class Replayed:
     keys: list[int]
 
     @property
+    def read_ratio(self) -> float:
+        """Of all blocks, those that were read right: a block that is found and lost at once is no hit."""
+        return float(self.summary["got_blocks"] / self.summary["blocks"])
+
+    @property
     def fullest(self) -> float:
         """The fullest card against the mean."""
         return max(self.keys) * len(self.keys) / sum(self.keys)
@@ -55,6 +60,8 @@ def measure(options: Options) -> Report:
     misfit = [run.summary["measured_hit_ratio"] - run.summary["expected_hit_ratio"] for run in runs]
     claims = [
         Claim("hit ratio, farthest from the simulation", max(map(abs, misfit)), 0, at_most=True),
+        # These cards drop nothing. Bounded ones may, between the lookup and the GET.
+        Claim("blocks found but not read", _total(runs, "unread_blocks"), 0, at_most=True),
         Claim("fullest card / mean", max(run.fullest for run in runs), 1.1, at_most=True),
     ]
     return _report("trace", options, runs, claims)
@@ -65,9 +72,9 @@ def measure_bounded(options: Options) -> Report:
     capacity = BOUND_BLOCKS // CARDS * (BLOCK_BYTES + ENVELOPE_BYTES + PAIR_BYTES)
     runs = [_replay(options, number, capacity) for number in range(options.repeats)]
     lru = lru_hit_ratio(_trace(options), _requests(options), BOUND_BLOCKS)
-    least = min(run.summary["measured_hit_ratio"] for run in runs)
+    least = min(run.read_ratio for run in runs)
     claims = [
-        Claim("hit ratio, least of all runs, against exact LRU", least, lru),
+        Claim("hit ratio of blocks read, least of all runs, against exact LRU", least, lru),
         Claim("keys on all cards", max(sum(run.keys) for run in runs), BOUND_BLOCKS, at_most=True),
     ]
     report = _report("bounded", options, runs, claims)
@@ -120,6 +127,8 @@ def _requests(options: Options) -> int | None:
 def _report(figure: str, options: Options, runs: list[Replayed], claims: Iterable[Claim]) -> Report:
     rows = [
         _row(runs, "measured_hit_ratio", "hit ratio", ""),
+        Row("hit ratio of blocks read", "", [run.read_ratio for run in runs]),
+        _row(runs, "unread_blocks", "found but not read", "blocks"),
         _row(runs, "expected_hit_ratio", "hit ratio of unlimited cards, simulated", ""),
         Row("fullest card / mean", "", [run.fullest for run in runs]),
         Row("blocks read and stored, verification included", "blocks/s", [run.blocks_per_s for run in runs]),
@@ -127,7 +136,7 @@ def _report(figure: str, options: Options, runs: list[Replayed], claims: Iterabl
         _row(runs, "put_mb_per_s", "PUT", "MB/s"),
         _row(runs, "seconds", "whole replay", "s"),
     ]
-    faults = [Claim(name, sum(run.summary[key] for run in runs), 0, at_most=True) for key, name in _FAULTS]
+    faults = [Claim(name, _total(runs, key), 0, at_most=True) for key, name in _FAULTS]
     conditions = {
         "requests": runs[0].summary["requests"],
         "blocks_read": runs[0].summary["got_blocks"],
@@ -141,6 +150,10 @@ def _report(figure: str, options: Options, runs: list[Replayed], claims: Iterabl
 
 
 _FAULTS = (("wrong_blocks", "wrong blocks"), ("errors", "calls in error"))
+
+
+def _total(runs: list[Replayed], key: str) -> int:
+    return sum(run.summary[key] for run in runs)
 
 
 def _row(runs: list[Replayed], key: str, name: str, unit: str) -> Row:
