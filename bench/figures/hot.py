@@ -12,12 +12,13 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bench.figures.options import Options
 from bench.figures.record import Claim, Report, Row
+from bench.payload import Payloads
 from bench.pod import Pod, running_pod
 from integration.client import Block, Client, Status, connect
 
@@ -71,6 +72,29 @@ class Figures:
     dataplane_cpu: list[float]
 
 
+@dataclass(frozen=True)
+class Hot:
+    """The blocks of one size that the gateway has copies of; their bytes follow from their keys."""
+
+    keys: list[bytes]
+    payloads: Payloads
+
+    def batches(self, count: int) -> list[list[bytes]]:
+        """All keys, `count` in each batch."""
+        return [self.keys[start : start + count] for start in range(0, len(self.keys), count)]
+
+    def fill(self, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
+        """Write what is to be stored into the blocks."""
+        for key, block in zip(keys, blocks, strict=True):
+            self.payloads.fill(key, block.view)
+
+    def check(self, keys: Sequence[bytes], views: Iterable[memoryview | None]) -> None:
+        """Raises ValueError unless each view has every byte of what was stored under its key."""
+        for key, view in zip(keys, views, strict=True):
+            if view is None or not self.payloads.matches(key, view):
+                raise ValueError("a hot block is not what was stored under its key")
+
+
 def measure(options: Options) -> Report:
     """Stores the blocks, reads all once so that the gateway has copies, and then times each case in turn."""
     seconds, hot = (0.3, HOT_BYTES >> 2) if options.quick else (1.0, HOT_BYTES)
@@ -82,41 +106,37 @@ def measure(options: Options) -> Report:
         running_pod(options.directory, capacity=2 << 30, **memory) as pod,
         connect(socket=str(pod.socket), strict=True, arena_bytes=ARENA_BYTES, timeout=30.0) as client,
     ):
-        keys = _warm(client, hot)
+        stored = _warm(client, hot)
         for _ in range(options.repeats):
             for case in CASES:
                 with _blocks(client, case) as blocks:
-                    _one(pod, client, case, keys[case.size], blocks, seconds, figures[case])
+                    _one(pod, client, case, stored[case.size], blocks, seconds, figures[case])
             for case in BORROWED:
-                _borrow(pod, client, case, keys[case.size], seconds, loans[case])
+                _borrow(pod, client, case, stored[case.size], seconds, loans[case])
             copies.append(_copying(2 << 20, hot, seconds))
     return _report(figures, loans, copies, hot)
 
 
-def _warm(client: Client, hot: int) -> dict[int, list[bytes]]:
-    """Keys by block size, `hot` bytes of each (fewer of small ones), that the gateway has copies of."""
-    keys = {
-        size: [os.urandom(32) for _ in range(min(hot // size, MOST_BLOCKS))]
+def _warm(client: Client, hot: int) -> dict[int, Hot]:
+    """Blocks by size, `hot` bytes of each (fewer of small ones), that the gateway has copies of."""
+    made = {
+        size: Hot([os.urandom(32) for _ in range(min(hot // size, MOST_BLOCKS))], Payloads(size))
         for size in {case.size for case in CASES}
     }
     # All are stored before any is read: a PUT can end copies of other keys (generations are counted by hash).
-    for size, stored in keys.items():
-        _each_part(client, size, stored, lambda part, blocks: _put(client, part, blocks))
+    for size, stored in made.items():
+        with _blocks(client, Case(size, 32, "arena")) as blocks:
+            for batch in stored.batches(32):
+                stored.fill(batch, blocks)
+                _put(client, batch, blocks)
     before = client.stats()["cache_fills"]
-    for size, stored in keys.items():
-        _each_part(client, size, stored, lambda part, blocks: _get(client, part, blocks))
-    if client.stats()["cache_fills"] - before < sum(map(len, keys.values())):
+    for size, stored in made.items():
+        with _blocks(client, Case(size, 32, "arena")) as blocks:
+            for batch in stored.batches(32):
+                _get(client, batch, blocks)
+    if client.stats()["cache_fills"] - before < sum(len(stored.keys) for stored in made.values()):
         raise ValueError("the gateway did not keep copies of all blocks")
-    return keys
-
-
-def _each_part(
-    client: Client, size: int, keys: list[bytes], call: Callable[[list[bytes], list[Block]], None]
-) -> None:
-    blocks = client.alloc(32, size)
-    for start in range(0, len(keys), 32):
-        call(keys[start : start + 32], blocks)
-    client.free(blocks)
+    return made
 
 
 def _put(client: Client, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
@@ -143,12 +163,12 @@ def _one(
     pod: Pod,
     client: Client,
     case: Case,
-    keys: Sequence[bytes],
+    stored: Hot,
     blocks: Sequence[Block],
     seconds: float,
     into: Figures,
 ) -> None:
-    batches = [keys[start : start + case.batch] for start in range(0, len(keys), case.batch)]
+    batches = stored.batches(case.batch)
     _get(client, batches[0], blocks)
     hits, cpu = client.stats()["cache_hits"], pod.dataplane.cpu_seconds
     calls, took = _repeat(lambda number: _get(client, batches[number % len(batches)], blocks), seconds)
@@ -158,6 +178,9 @@ def _one(
     into.dataplane_cpu.append((pod.dataplane.cpu_seconds - cpu) / moved)
     if client.stats()["cache_hits"] - hits != calls * case.batch:
         raise ValueError(f"{case}: not every GET was answered from the gateway's copies")
+    for batch in batches:
+        _get(client, batch, blocks)
+        stored.check(batch, [block.view for block in blocks])
 
 
 def _get(client: Client, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
@@ -166,10 +189,11 @@ def _get(client: Client, keys: Sequence[bytes], blocks: Sequence[Block]) -> None
         raise ValueError("a hot block was a miss")
 
 
-def _borrow(pod: Pod, client: Client, case: Case, keys: Sequence[bytes], seconds: float, into: Loans) -> None:
-    batches = [keys[start : start + case.batch] for start in range(0, len(keys), case.batch)]
+def _borrow(pod: Pod, client: Client, case: Case, stored: Hot, seconds: float, into: Loans) -> None:
+    batches = stored.batches(case.batch)
     for batch in batches:
-        _check_in_place(client, batch, case.size)
+        with client.borrow(batch, DIALOG) as views:
+            stored.check(batch, views)
     views = client.borrow(batches[0], DIALOG)
     views.release()
     before, cpu = client.stats(), pod.dataplane.cpu_seconds
@@ -193,15 +217,6 @@ def _borrow(pod: Pod, client: Client, case: Case, keys: Sequence[bytes], seconds
     into.blocks_per_cpu_s.append(blocks / cpu)
     if after["borrowed"] - before["borrowed"] != blocks:
         raise ValueError(f"{case}: not every block was lent")
-
-
-def _check_in_place(client: Client, keys: Sequence[bytes], size: int) -> None:
-    """Views show what a GET brings."""
-    into = bytearray(size)
-    with client.borrow(keys, DIALOG) as views:
-        for key, view in zip(keys, views, strict=True):
-            if client.get([key], [into], DIALOG)[0].status != Status.OK or bytes(view or b"") != into:
-                raise ValueError("a block in place is not what a GET brings")
 
 
 def _copying(size: int, hot: int, seconds: float) -> float:

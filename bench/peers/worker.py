@@ -4,7 +4,11 @@
     {"do": "run"}      -> {"seconds", "cpu_seconds", "blocks"}
     {"do": "finish"}   -> {"wrong": blocks that came back with other bytes than were put}
 
-Rounds have keys of their own, so that a put never meets a stored key. Standard library only.
+Rounds have keys of their own, so that a put never meets a stored key, and each block bears the stamp of its
+key at both ends, so that no block passes for that of another round or place. Between rounds, while the clocks
+stand, stamps are written before a put, and wiped before a get and compared after it. More than the stamps is
+not touched: filled anew, blocks would lie in a core's caches otherwise than an engine's do. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -12,10 +16,9 @@ from __future__ import annotations
 import importlib
 import json
 import mmap
-import os
-import resource
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,7 @@ CACHES = {
     "redis-py": ("bench.peers.clients.redis_py", "RedisPy"),
 }
 _STAMP = 64
+_NO_STAMPS = (bytes(_STAMP), bytes(_STAMP))
 # Values are stored for `exists` in parts: not every cache takes a put of thousands.
 _PART = 32
 
@@ -44,6 +48,22 @@ class Case:
     rounds: int
 
 
+class Clocks:
+    """Elapsed time and CPU time of this process within its `with` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self.cpu_seconds -= time.process_time()
+        self.seconds -= time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter()
+        self.cpu_seconds += time.process_time()
+
+
 class Worker:
     """Prepares, runs and checks one case after the other."""
 
@@ -51,43 +71,43 @@ class Worker:
         self._cache = cache
         self._case = Case("put", 0, 0, 0)
         self._number = 0
+        self._wrong = 0
 
     def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """Take a case; what a get or exists asks for is stored now."""
         self._case = Case(order["op"], order["size"], order["batch"], order["rounds"])
         self._number += 1
+        self._wrong = 0
         if self._case.op == "exists":
             self._store_for_exists()
             return {}
-        self._stamp()
         self._cache.fill(self._offsets, self._case.size)
         if self._case.op == "get":
-            self._put_all()
+            self._each_round(self._put)
         return {}
 
     def run(self) -> dict[str, Any]:
         """Do the measured part."""
         case = self._case
-        work = {"put": self._put_all, "get": self._get_all, "exists": self._exists_all}[case.op]
-        before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        work()
-        seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {"seconds": seconds, "cpu_seconds": cpu, "blocks": case.rounds * case.batch}
+        work = {"put": self._put, "get": self._get, "exists": self._exists}[case.op]
+        clocks = self._each_round(work)
+        blocks = case.rounds * case.batch
+        return {"seconds": clocks.seconds, "cpu_seconds": clocks.cpu_seconds, "blocks": blocks}
 
     def finish(self) -> dict[str, Any]:
-        """Read the last round of blocks back, compare, and remove everything."""
-        wrong = 0 if self._case.op == "exists" else self._count_wrong()
+        """Read what was put back, and remove everything. What was got is compared already."""
+        if self._case.op == "put":
+            self._each_round(self._get)
         for number in range(self._case.rounds):
             self._cache.clear(self._keys(number))
-        return {"wrong": wrong}
+        return {"wrong": self._wrong}
 
-    def _count_wrong(self) -> int:
-        case, before = self._case, self._marks()
-        self._cache.memory[: case.size * case.batch] = bytes(case.size * case.batch)
-        self._cache.get(self._keys(case.rounds - 1), self._offsets, case.size)
-        self._cache.read_back(self._offsets, case.size)
-        return sum(now != mark for now, mark in zip(self._marks(), before, strict=True))
+    def _each_round(self, work: Callable[[int, Clocks], None]) -> Clocks:
+        """All rounds; what `work` times of them."""
+        clocks = Clocks()
+        for number in range(self._case.rounds):
+            work(number, clocks)
+        return clocks
 
     def _store_for_exists(self) -> None:
         for number in range(self._case.rounds):
@@ -103,29 +123,38 @@ class Worker:
     def _keys(self, round_number: int) -> list[str]:
         return [f"{self._number}/{round_number}/{place}" for place in range(self._case.batch)]
 
-    def _stamp(self) -> None:
-        """Give each block bytes of its own at both ends."""
-        for offset in self._offsets:
-            self._cache.memory[offset : offset + _STAMP] = os.urandom(_STAMP)
-            end = offset + self._case.size
-            self._cache.memory[end - _STAMP : end] = os.urandom(_STAMP)
+    def _put(self, number: int, clocks: Clocks) -> None:
+        keys, offsets = self._keys(number), self._offsets
+        self._stamp([_stamps(key) for key in keys])
+        with clocks:
+            self._cache.put(keys, offsets, self._case.size)
 
-    def _marks(self) -> list[bytes]:
-        size, memory = self._case.size, self._cache.memory
-        return [memory[at : at + _STAMP] + memory[at + size - _STAMP : at + size] for at in self._offsets]
+    def _get(self, number: int, clocks: Clocks) -> None:
+        keys, offsets = self._keys(number), self._offsets
+        # What was put or got before is there no longer: a get that brings nothing can't pass either.
+        self._stamp([_NO_STAMPS] * len(keys))
+        with clocks:
+            self._cache.get(keys, offsets, self._case.size)
+        found = self._cache.views(offsets, self._case.size)
+        for key, view in zip(keys, found, strict=True):
+            self._wrong += (bytes(view[:_STAMP]), bytes(view[-_STAMP:])) != _stamps(key)
 
-    def _put_all(self) -> None:
-        for number in range(self._case.rounds):
-            self._cache.put(self._keys(number), self._offsets, self._case.size)
+    def _exists(self, number: int, clocks: Clocks) -> None:
+        keys = self._keys(number)
+        with clocks:
+            found = self._cache.exists(keys)
+        if found != self._case.batch:
+            raise LookupError("a stored key was not found")
 
-    def _get_all(self) -> None:
-        for number in range(self._case.rounds):
-            self._cache.get(self._keys(number), self._offsets, self._case.size)
+    def _stamp(self, stamps: Sequence[tuple[bytes, bytes]]) -> None:
+        views = self._cache.views(self._offsets, self._case.size)
+        for view, (head, tail) in zip(views, stamps, strict=True):
+            view[:_STAMP], view[-_STAMP:] = head, tail
 
-    def _exists_all(self) -> None:
-        for number in range(self._case.rounds):
-            if self._cache.exists(self._keys(number)) != self._case.batch:
-                raise LookupError("a stored key was not found")
+
+def _stamps(key: str) -> tuple[bytes, bytes]:
+    """What the block of a key begins and ends with."""
+    return f"{key} begins".encode().ljust(_STAMP, b"."), f"{key} ends".encode().rjust(_STAMP, b".")
 
 
 def main() -> None:

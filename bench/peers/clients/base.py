@@ -35,8 +35,10 @@ class Cache(ABC):
     def fill(self, offsets: Sequence[int], size: int) -> None:  # noqa: B027
         """Take the memory's content over, where the cache has memory of its own; not measured."""
 
-    def read_back(self, offsets: Sequence[int], size: int) -> None:  # noqa: B027
-        """Bring what was got into the memory, where the cache has memory of its own; not measured."""
+    def views(self, offsets: Sequence[int], size: int) -> list[memoryview]:
+        """Where the blocks are that are put and got; not measured."""
+        memory = memoryview(self.memory)
+        return [memory[offset : offset + size] for offset in offsets]
 
     def close(self) -> None:  # noqa: B027
         """End the client."""
