@@ -113,6 +113,7 @@ async def _control_socket(config: GatewayConfig, engine: Engine) -> AsyncIterato
         yield
     finally:
         await server.stop(GRPC_GRACE_SECONDS)
+        await servicer.close()
 
 
 def _version() -> str:

@@ -33,10 +33,14 @@ class DataplaneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The plan that the dataplane serves and its sequence number; no plan and 0 when it was just started."""
+    """The plan that the dataplane serves and its sequence number; no plan and 0 when it was just started.
+
+    Not `settled`: the dataplane may as well serve the one before.
+    """
 
     plan: GatewayPlan | None
     sequence: int
+    settled: bool = True
 
 
 class DataplaneClient:
@@ -60,7 +64,8 @@ class DataplaneClient:
             )
             if not answer.HasField("plan"):
                 return Served(None, 0)
-            return Served(plan_from_message(answer.plan), answer.plan.sequence)
+            plan = plan_from_message(answer.plan)
+            return Served(plan, answer.plan.sequence, settled=not answer.unsettled)
         except grpc.aio.AioRpcError as error:
             raise _failure("GetPlan", error) from error
         except PlanError as error:

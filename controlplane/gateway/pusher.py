@@ -47,7 +47,7 @@ class PlanPusher:
     @property
     def in_sync(self) -> bool:
         """The dataplane is connected and serves the wanted plan."""
-        return self._served is not None and not self._silent and self._served.plan == self._wanted
+        return self._served is not None and not self._silent and self._serves_wanted(self._served)
 
     def want(self, plan: GatewayPlan) -> None:
         """Make `plan` the one to be served; returns at once."""
@@ -86,7 +86,7 @@ class PlanPusher:
                 self._changed.clear()
                 if self._doubt:
                     self._served = await self._read()
-                if self._wanted is not None and self._served.plan != self._wanted:
+                if self._wanted is not None and not self._serves_wanted(self._served):
                     await self._push(self._wanted, self._served)
                 self._recovered()
                 self._tell()
@@ -97,6 +97,9 @@ class PlanPusher:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
         log.warning("Dataplane connection lost")
+
+    def _serves_wanted(self, served: Served) -> bool:
+        return served.settled and served.plan == self._wanted
 
     async def _read(self) -> Served:
         served = await self._dataplane.get_plan()

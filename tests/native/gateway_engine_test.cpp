@@ -185,6 +185,15 @@ TEST_F(GatewayEngine, PlansChangeUnderTraffic) {
   EXPECT_TRUE(engine.stop(500ms));
 }
 
+TEST_F(GatewayEngine, APlanThatNoWorkerAnsweredIsAppliedAgain) {
+  Engine engine(config());
+  EXPECT_THROW(engine.apply_plan(plan_of({"A"}, 1)), std::runtime_error) << "nothing runs yet";
+  engine.start();
+  EXPECT_TRUE(engine.apply_plan(plan_of({"A"}, 1))) << "nobody knew whether it was served";
+  EXPECT_FALSE(engine.apply_plan(plan_of({"A"}, 1)));
+  EXPECT_TRUE(engine.stop(500ms));
+}
+
 TEST_F(GatewayEngine, PlansThatContradictThemselvesAreRefused) {
   Engine engine(config());
   engine.start();

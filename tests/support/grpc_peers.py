@@ -76,6 +76,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
     def start(self) -> None:
         """Start, as a process would: with no plan."""
         self.plan: plan_pb2.Plan | None = None
+        self.unsettled = False
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         dataplane_pb2_grpc.add_DataplaneServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
@@ -109,6 +110,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
             elif served is not None and served.sequence >= request.plan.sequence:
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, "an older plan")
             self.plan = request.plan
+            self.unsettled = False
             self.applied.append(request.plan)
             return dataplane_pb2.ApplyPlanResponse(changed=True)
 
@@ -116,7 +118,7 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
         self, request: dataplane_pb2.GetPlanRequest, context: grpc.ServicerContext
     ) -> dataplane_pb2.GetPlanResponse:
         self.plans_read += 1
-        return dataplane_pb2.GetPlanResponse(plan=self.plan)
+        return dataplane_pb2.GetPlanResponse(plan=self.plan, unsettled=self.unsettled)
 
     def GetStatus(
         self, request: dataplane_pb2.GetStatusRequest, context: grpc.ServicerContext

@@ -133,6 +133,16 @@ async def test_statuses_that_do_not_come_are_no_fault_while_the_plan_can_be_read
     assert told == ["Plan applied", "Dataplane connection lost", "Dataplane does not answer"]
 
 
+async def test_a_plan_that_is_not_sure_to_be_served_is_pushed_again(
+    recorder: RecordingDataplane, client: DataplaneClient
+) -> None:
+    recorder.plan, recorder.unsettled = plan_to_message(a_plan("a"), 41), True
+    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    pusher.want(a_plan("a"))
+    await _pushed(pusher)
+    assert [plan.sequence for plan in recorder.applied] == [42]
+
+
 @pytest.mark.parametrize("accepted", [None, "other"])
 async def test_only_the_accepted_cluster_replaces_another(
     recorder: RecordingDataplane, client: DataplaneClient, accepted: str | None

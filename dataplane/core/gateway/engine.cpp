@@ -16,6 +16,8 @@ namespace akv::gateway {
 namespace {
 
 constexpr auto kTurnPatience = std::chrono::milliseconds(5000);
+// Shorter than the control process waits, so that it hears why.
+constexpr auto kPlanPatience = std::chrono::milliseconds(1500);
 constexpr auto kWaitStep = std::chrono::milliseconds(5);
 
 // Prepares libsodium before any member is made.
@@ -174,11 +176,13 @@ void Engine::run_everywhere(const std::function<void(Worker&)>& task, std::chron
 bool Engine::apply_plan(Plan plan) {
   check_plan(plan);
   const std::lock_guard lock(plan_mutex_);
-  if (plan_ && same(*plan_, plan)) return false;
-  cards_->apply(specs_of(plan));
+  if (settled_ && plan_ && same(*plan_, plan)) return false;
   const auto routing = std::make_shared<const Routing>(routing_of(plan));
-  run_everywhere([routing](Worker& worker) { worker.set_routing(routing); }, kTurnPatience);
+  settled_ = false;
   plan_ = std::move(plan);
+  cards_->apply(specs_of(*plan_));
+  run_everywhere([routing](Worker& worker) { worker.set_routing(routing); }, kPlanPatience);
+  settled_ = true;
   return true;
 }
 

@@ -62,7 +62,8 @@ class Engine {
   // Starts the threads and accepts clients. Throws std::system_error when a thread can't be had or pinned.
   void start();
   // Serves by `plan` from the moment this returns. False when that plan is served already. Throws
-  // std::invalid_argument on a plan that can't be used and std::runtime_error when the workers don't answer.
+  // std::invalid_argument on a plan that can't be used, and nothing has changed; std::runtime_error when the
+  // workers don't answer: some may serve by it, others by the one before, until a plan is applied again.
   bool apply_plan(Plan plan);
   [[nodiscard]] std::optional<Plan> plan() const;
   [[nodiscard]] std::vector<CardView> status() const;
@@ -90,6 +91,7 @@ class Engine {
   std::vector<std::thread> threads_;
   mutable std::mutex plan_mutex_;
   std::optional<Plan> plan_;
+  bool settled_{true};  // every worker and card has plan_
 };
 
 }  // namespace akv::gateway
