@@ -255,12 +255,12 @@ def _report(figures: dict[Case, Figures], loans: dict[Case, Loans], copies: list
         rows.append(Row(f"{case}, of akv-dataplane", "blocks/s of its CPU", lent.blocks_per_cpu_s))
     rows.append(Row("memcpy of 2048 KiB, one thread", "GB/s", copies))
     best = {row.case: row.median for row in rows}
-    large = max(best[f"{Case(2 << 20, 32, place)}, speed"] for place in ("arena", "region"))
+    large = min(best[f"{Case(2 << 20, 32, place)}, speed"] for place in ("arena", "region"))
     claims = [
         *(
             Claim(f"GETs/s of {case}, a worker core", best[f"{case}, of a worker core"], LIMIT_GETS)
             for case in EXCHANGED
         ),
-        Claim("GB/s at 2 MiB x32", large, LIMIT_GB_PER_S),
+        Claim("GB/s at 2 MiB x32, the slower of arena and region", large, LIMIT_GB_PER_S),
     ]
     return Report("hot", rows, claims, {"cards": 1, "workers": 1, "hot_bytes": hot})

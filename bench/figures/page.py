@@ -97,6 +97,8 @@ def _where(record: dict[str, Any]) -> str:
 
 
 def _claim(claim: dict[str, Any]) -> Sequence[str]:
+    if claim["measured"] is None:
+        return claim["what"], claim["wanted"], "not measured", ""
     verdict = "holds" if claim["holds"] else "**short**"
     return claim["what"], claim["wanted"], number(claim["measured"]), verdict
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.figures.options import Options
-from bench.figures.path import DEEP, LEAST, least, plan_of, report
+from bench.figures.path import DEEP, LEAST, claimed, least, plan_of, report
 from bench.figures.record import Claim, Report
 from bench.peers.measure import Plan, Run
 from bench.peers.measure import measure as run_caches
@@ -30,9 +30,9 @@ def measure(options: Options) -> Report:
 
 
 def _claims(plan: Plan, runs: Sequence[Run]) -> Iterable[Claim]:
-    for cache in (name for name in plan.caches if name.startswith("ours")):
+    for cache in (name for name in claimed(CACHES, plan) if name.startswith("ours")):
         for op in ("put", "get"):
-            yield from least(runs, op, DEEP, cache, "loopback", LEAST)
+            yield least(runs, op, DEEP, cache, "loopback", LEAST)
             for batch, limits in LIMITS.items():
                 for peer, limit in limits.items():
-                    yield from least(runs, op, batch, cache, peer, limit)
+                    yield least(runs, op, batch, cache, peer, limit)

@@ -48,16 +48,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is wanted of a figure, and what came out."""
+    """What is wanted of a figure, and what came out; None: this run did not measure it."""
 
     what: str
-    measured: float
+    measured: float | None
     limit: float
     at_most: bool = False
 
     @property
-    def holds(self) -> bool:
-        """Whether the wanted was reached."""
+    def holds(self) -> bool | None:
+        """Whether the wanted was reached; None: not measured."""
+        if self.measured is None:
+            return None
         return self.measured <= self.limit if self.at_most else self.measured >= self.limit
 
     def record(self) -> dict[str, Any]:
@@ -103,6 +105,8 @@ class Report:
 
 def _sentence(claim: Claim) -> str:
     record = claim.record()
+    if claim.measured is None:
+        return f"{claim.what}: not measured, wanted {record['wanted']}"
     verdict = "holds" if claim.holds else "FALLS SHORT"
     return f"{claim.what}: {claim.measured:.4g}, wanted {record['wanted']}: {verdict}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.order import in_turn
 from bench.peers.install import install
 from bench.peers.stages import Settings, Stage, opened
 
@@ -91,8 +91,7 @@ def measure(plan: Plan, peers: Path, directory: Path) -> Iterator[Run]:
             stages[name] = stack.enter_context(opened(name, settings))
         for repeat in range(plan.repeats):
             for case in plan.cases():
-                # In another order each time: what came before leaves the machine's caches in another state.
-                for name, stage in random.Random(f"{repeat} {case}").sample([*stages.items()], len(stages)):
+                for name, stage in in_turn(stages.items(), repeat, case):
                     yield _one(name, stage, case, plan.rounds(case), repeat)
             print(f"repeat {repeat + 1} of {plan.repeats} done", file=sys.stderr)
 

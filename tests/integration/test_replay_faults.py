@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bench.figures import trace as figure
-from bench.figures.options import Options
 from bench.generate import write_trace
 from bench.main import main
 from bench.pod import Pod, running_pod
+from tests.support.figures import figure_options
 
 REQUESTS = 60
 STRIKES = 2
@@ -61,18 +61,7 @@ def test_the_figure_does_not_hold_where_blocks_are_found_and_not_read(
     monkeypatch.setattr(figure, "running_pod", failing_pod)
     directory = tmp_path / "figure"
     directory.mkdir()
-    options = Options(
-        directory=directory,
-        repeats=1,
-        quick=True,
-        trace=trace,
-        requests=REQUESTS,
-        peers=tmp_path,
-        spdk=None,
-        caches=None,
-        sizes=None,
-        batches=None,
-    )
+    options = figure_options(directory, trace=trace, requests=REQUESTS)
     claims = {claim.what: claim for claim in figure.measure(options).claims}
     assert claims["hit ratio, farthest from the simulation"].holds, "the lookups alone don't show it"
     assert not claims["blocks found but not read"].holds

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bench.dialogs import Request
-from bench.figures import spdk
+from bench.figures import hot, initiator, path, peers, spdk
 from bench.figures.__main__ import main as figures_program
 from bench.figures.__main__ import without_paths
+from bench.figures.options import Options
 from bench.figures.page import main as page_program
 from bench.figures.page import rewritten, tables
 from bench.figures.path import least, report
@@ -25,6 +31,7 @@ from bench.processes import ProcessError, child
 from bench.simulate import LruCache
 from controlplane.model.routing import slot_for_dialog
 from controlplane.model.slots import match_slots
+from tests.support.figures import figure_options
 
 REPORT = Report(
     "example",
@@ -85,14 +92,100 @@ def test_the_claim_of_a_cache_is_that_of_its_worst_size() -> None:
         for case in plan.cases()
         for cache in plan.caches
     ]
-    [claim] = least(runs, "get", 32, "ours", "loopback", 0.8)
+    claim = least(runs, "get", 32, "ours", "loopback", 0.8)
     assert (claim.measured, claim.holds) == (0.5, False)
-    assert list(least(runs, "get", 32, "ours", "not-measured", 0.8)) == []
+    assert claim.what == "get x32, ours / loopback, least of 1 MiB, 2 MiB"
     made = report("peers", plan, runs, [claim])
     first = next(row for row in made.rows if row.labels["cache"] == "ours")
     assert (first.case, first.values) == ("put 1024 KiB x1, ours", [0.75, 1.5])
     assert made.claims[-1].what == "wrong blocks"
     assert made.claims[-1].holds
+
+
+@pytest.mark.parametrize(
+    ("figure", "caches", "batches", "measured"),
+    [
+        (
+            path,
+            ["loopback", "ours-region"],
+            [32],
+            {"put x32, ours-region / loopback", "get x32, ours-region / loopback"},
+        ),
+        (path, ["loopback", "ours-region"], [1], set()),
+        (
+            peers,
+            ["redis-py", "ours-arena"],
+            [1],
+            {"put x1, ours-arena / redis-py", "get x1, ours-arena / redis-py"},
+        ),
+    ],
+)
+def test_claims_that_a_run_leaves_out_are_told_as_not_measured(
+    figure: ModuleType,
+    caches: list[str],
+    batches: list[int],
+    measured: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def run(plan: Plan, *_: Path) -> list[Run]:
+        return [_run(cache, case, 0, 1.0) for case in plan.cases() for cache in plan.caches]
+
+    monkeypatch.setattr(figure, "run_caches", run)
+    full = figure.measure(figure_options(tmp_path))
+    some = figure.measure(figure_options(tmp_path, caches=caches, batches=batches))
+    assert all(claim.measured is not None for claim in full.claims)
+    assert len(some.claims) == len(full.claims)
+    told = [claim for claim in some.claims if claim.measured is not None]
+    assert {claim.what.partition(", least")[0] for claim in told} == measured | {"wrong blocks"}
+    missing = next(claim for claim in some.claims if claim.measured is None)
+    assert (missing.holds, missing.record()["holds"]) == (None, None)
+    machine = {"cores": 2, "cpu": "", "commit": "", "kernel": "", "began": "", "load_before": 0.1}
+    assert f"| {missing.what} | at least {missing.limit:g} | not measured |" in tables(
+        some.record([], machine)
+    )
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(some.table())
+    assert f"{missing.what}: not measured, wanted at least" in captured.get()
+
+
+@pytest.mark.parametrize("with_spdk", [True, False])
+def test_the_initiator_and_spdks_have_their_turns_in_another_order_each_time(
+    with_spdk: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order = []
+
+    def ours(settings: object, case: InitiatorCase) -> dict[str, Any]:
+        order.append(case.waiting)
+        return {"gb_per_s": 2.0, "cpu_cores": 1.0, "p99_us": 1.0}
+
+    def theirs(*_: object) -> float:
+        order.append("spdk")
+        return 1.0
+
+    @contextmanager
+    def target(options: Options) -> Iterator[initiator.Target]:
+        yield initiator.Target(1, "nqn")
+
+    monkeypatch.setattr(initiator, "run_case", ours)
+    monkeypatch.setattr(spdk, "perf", theirs)
+    monkeypatch.setattr(initiator, "_target", target)
+    monkeypatch.setattr(initiator, "INITIATOR_CORE", min(os.sched_getaffinity(0)))
+    report = initiator.measure(figure_options(tmp_path, repeats=2, spdk=tmp_path if with_spdk else None))
+    names = [*initiator.WAYS, *(["spdk"] if with_spdk else [])]
+    rounds = [order[start : start + len(names)] for start in range(0, len(order), len(names))]
+    assert len(rounds) == 2 * 2 * len(initiator.SIZES) * len(initiator.DEPTHS)
+    assert all(sorted(turns) == sorted(names) for turns in rounds)
+    assert {turns[0] for turns in rounds} == {turns[-1] for turns in rounds} == set(names)
+    assert [claim.measured for claim in report.claims] == [2.0 if with_spdk else None] * 4
+
+
+def test_the_speed_of_hot_blocks_is_that_of_the_slower_place() -> None:
+    figures = {case: hot.Figures([1.0], [4.0 if case.place == "arena" else 5.0], [0.1]) for case in hot.CASES}
+    loans = {case: hot.Loans([2e6], [2e6], [2e6]) for case in hot.BORROWED}
+    claim = hot._report(figures, loans, [5.0], 1).claims[-1]
+    assert (claim.what, claim.measured) == ("GB/s at 2 MiB x32, the slower of arena and region", 4.0)
 
 
 def test_a_run_moves_what_it_is_told_to() -> None:
