@@ -114,6 +114,28 @@ TEST_F(BringUpTest, EndsWithTheControllersFacts) {
   EXPECT_EQ(facts.queues, 4);
 }
 
+// At any of its commands with data: no client can write that memory, so it is not tried without.
+TEST_F(BringUpTest, AWrongDataDigestOfAnyAnswerEndsIt) {
+  const auto ends_at = [this](int which) {
+    BringUp walk(identity, 5000, 128, 4);
+    Next next = Next::send;
+    for (int seen = 0; next == Next::send;) {
+      const fabric::Command command = walk.command();
+      fabric::Response response = answer(command);
+      const bool damaged = command.direction == fabric::Direction::from_target && seen++ == which;
+      if (damaged) {
+        response.wrong_digest = true;
+        response.cqe.set_status(nvme::kTransientTransportError);
+      }
+      next = walk.on_response(response);
+    }
+    return std::pair(next, walk.failure());
+  };
+  for (int which = 0; which < 4; ++which)
+    EXPECT_EQ(ends_at(which), std::pair(Next::failed, Trouble::wrong_digest)) << which;
+  EXPECT_EQ(ends_at(4).first, Next::done);
+}
+
 TEST_F(BringUpTest, ConnectNamesHostAndSubsystemInTheCapsule) {
   const fabric::Command command = bring_up().command();
   EXPECT_TRUE(command.must_be_in_capsule);

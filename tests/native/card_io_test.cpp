@@ -161,6 +161,37 @@ TEST_P(CardIo, AConnectionThatIsCutInTheMiddleOfAValueTellsOfPartsOnly) {
   EXPECT_EQ(again.seen, store.bytes);
 }
 
+// A client can write where its own block arrives and so make the digest wrong: that is no ground to take the
+// card away from everybody.
+TEST(CardDigest, AWrongOneOfAValueCostsThatCommandAlone) {
+  for (const bool success_flag : {false, true}) {
+    auto config = quick_config();
+    config.data_digest = DigestPolicy::require;
+    CardTarget target({.success_flag = success_flag});
+    NvmeCards cards(config);
+    cards.set->apply({target.spec()});
+    ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
+    Request store(IoOp::store, key(1), pattern(100000, 1));
+    ASSERT_EQ(cards.run(store).status, IoStatus::ok);
+    target.change([](Behaviour& now) { now.wrong_digest = true; });
+    for (int i = 0; i < 5; ++i) {
+      Request damaged(IoOp::retrieve, key(1), std::vector<std::byte>(100000));
+      const IoResult result = cards.run(damaged);
+      EXPECT_EQ(result.status, IoStatus::error);
+      EXPECT_EQ(result.nvme_status, nvme::kTransientTransportError);
+    }
+    target.change([](Behaviour& now) { now.wrong_digest = false; });
+    Request whole(IoOp::retrieve, key(1), std::vector<std::byte>(100000));
+    EXPECT_EQ(cards.run(whole).status, IoStatus::ok);
+    EXPECT_EQ(whole.bytes, store.bytes);
+    const CardSnapshot snapshot = cards.snapshot();
+    EXPECT_EQ(snapshot.state, CardState::live);
+    EXPECT_EQ(snapshot.reconnects, 0U);
+    EXPECT_EQ(snapshot.trouble, Trouble::wrong_digest);
+    EXPECT_EQ(snapshot.errors, 5U);
+  }
+}
+
 TEST(CardQueue, MoreThanTheWireTakesWaitsInLineAndAllArrive) {
   auto config = quick_config();
   config.max_inflight_bytes = 150000;

@@ -34,6 +34,7 @@ struct Behaviour {
   bool silent_admin{false};               // keep-alives stay unanswered
   bool success_flag{false};               // ends retrieves with C2HData's SUCCESS flag
   bool lying_size{false};                 // retrieves tell a size that was not sent
+  bool wrong_digest{false};               // of a retrieve's data
   std::size_t cut_after{0};               // not 0: bytes of a retrieve's data after which the connection ends
   bool stuck_after_half{false};           // a retrieve's second half comes when this is over
   std::uint32_t value_max{1U << 20U};
@@ -301,7 +302,8 @@ class CardTarget {
   }
 
   void send_value(Peer& peer, std::uint16_t cid, std::span<const std::byte> data, std::uint8_t flags) {
-    const auto bytes = peer.encode(data_pdu(cid, data, flags), data);
+    auto bytes = peer.encode(data_pdu(cid, data, flags), data);
+    if (behaviour().wrong_digest) bytes.back() ^= std::byte{1};
     peer.send_bytes(std::span(bytes).first(bytes.size() / 2));
     {
       std::unique_lock lock(mutex_);

@@ -7,6 +7,7 @@
 
 #include "fabric_client.hpp"
 #include "fabric_support.hpp"
+#include "nvme/status.hpp"
 
 namespace akv::fabric::test {
 namespace {
@@ -211,14 +212,57 @@ TEST(HostileDigest, AWrongHeaderDigestEndsTheConnectionWithATermination) {
   EXPECT_EQ(told, static_cast<std::uint16_t>(nvme::FatalStatus::header_digest));
 }
 
-TEST(HostileDigest, AWrongDataDigestEndsTheConnectionBeforeTheResponse) {
+// How a target sends data under a wrong digest, and then under a right one.
+struct Damage {
+  const char* name;
+  std::function<void(Peer&, std::uint16_t cid, std::span<const std::byte> value)> run;
+  nvme::Status status{nvme::kTransientTransportError};
+};
+
+void send_damaged(Peer& peer, std::uint16_t cid, std::span<const std::byte> value, unsigned flags) {
+  auto pdu = c2h(cid, 0, static_cast<std::uint32_t>(value.size()));
+  pdu.common.flags = static_cast<std::uint8_t>(flags);
+  auto bytes = peer.encode(pdu, value);
+  bytes[500] ^= std::byte{0x10};
+  peer.send_bytes(bytes);
+}
+
+std::vector<Damage> damages() {
+  return {{"BeforeTheResponse",
+           [](Peer& peer, auto cid, auto value) {
+             send_damaged(peer, cid, value, nvme::kPduLast);
+             peer.respond(cid);
+           }},
+          {"WithTheSuccessFlag",
+           [](Peer& peer, auto cid, auto value) {
+             send_damaged(peer, cid, value, nvme::kPduLast | nvme::kPduDataSuccess);
+           }},
+          {"OfTheFirstOfTwo",
+           [](Peer& peer, auto cid, auto value) {
+             send_damaged(peer, cid, value.first(1000), 0);
+             peer.send_data(cid, 1000, value.subspan(1000), nvme::kPduLast);
+             peer.respond(cid);
+           }},
+          {"BeforeAnError",
+           [](Peer& peer, auto cid, auto value) {
+             send_damaged(peer, cid, value, nvme::kPduLast);
+             peer.respond(cid, nvme::kInternalError);
+           },
+           nvme::kInternalError}};
+}
+
+class HostileDataDigest : public ::testing::TestWithParam<Damage> {};
+
+INSTANTIATE_TEST_SUITE_P(Targets, HostileDataDigest, ::testing::ValuesIn(damages()),
+                         [](const auto& each) { return std::string(each.param.name); });
+
+TEST_P(HostileDataDigest, FailsItsCommandAndNotTheNextOne) {
   const auto value = pattern(kBytes, 9);
   ScriptedTarget target([&](Peer& peer) {
     peer.greet();
+    GetParam().run(peer, peer.receive().as<nvme::CapsuleCmd>().sqe.cid, value);
     const auto cid = peer.receive().as<nvme::CapsuleCmd>().sqe.cid;
-    auto bytes = peer.encode(c2h(cid, 0, kBytes), value);
-    bytes[5000] ^= std::byte{0x10};
-    peer.send_bytes(bytes);
+    peer.send_data(cid, 0, value, nvme::kPduLast);
     peer.respond(cid);
     while (peer.ok())
       peer.skip();
@@ -226,9 +270,18 @@ TEST(HostileDigest, AWrongDataDigestEndsTheConnectionBeforeTheResponse) {
   Client client({.address = target.address(), .data_digest = DigestPolicy::require});
   ASSERT_TRUE(client.connect());
   GuardedBuffer buffer(kBytes);
-  EXPECT_FALSE(client.call(command(kRead, Direction::from_target, buffer.vectors())));
-  EXPECT_TRUE(contains(*client.closed, "wrong data digest"));
-  EXPECT_EQ(client.ending, Ending::wrong_digest);
+  const auto damaged = client.call(command(kRead, Direction::from_target, buffer.vectors()), 1);
+  ASSERT_TRUE(damaged) << client.closed.value_or("");
+  EXPECT_TRUE(damaged->wrong_digest);
+  EXPECT_EQ(damaged->cqe.status(), GetParam().status);
+  const auto whole = client.call(command(kRead, Direction::from_target, buffer.vectors()), 2);
+  ASSERT_TRUE(whole) << client.closed.value_or("");
+  EXPECT_FALSE(whole->wrong_digest);
+  EXPECT_EQ(whole->cqe.status(), nvme::kSuccess);
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes(), value));
+  EXPECT_TRUE(buffer.guards_intact());
+  EXPECT_FALSE(client.closed);
+  client.queue_pair->close("done");
 }
 
 // Half valid, half random PDUs over a real socket; the same seeds each run.

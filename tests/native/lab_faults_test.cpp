@@ -21,7 +21,8 @@ struct Fault {
 
 class Wire : public ::testing::TestWithParam<Fault> {};
 
-// Goes through all states of an admin and an I/O queue until one of the connections ends; what ended it.
+// Goes through all states of an admin and an I/O queue until one of the connections ends, or a command fails;
+// why it did.
 std::string walk(Host& host, const Proxy& proxy, GuardedBuffer& in) {
   if (!host.bring_up()) return host.trouble;
   const auto queue = host.io_queue(1);
@@ -35,7 +36,7 @@ std::string walk(Host& host, const Proxy& proxy, GuardedBuffer& in) {
   return "nothing noticed";
 }
 
-TEST_P(Wire, EndsThatConnectionAndTheNextOneWorks) {
+TEST_P(Wire, IsNoticedAndTheNextConnectionWorks) {
   const Fault& fault = GetParam();
   row(fault.text);
   GuardedBuffer in(256U << 10U);

@@ -68,6 +68,10 @@ fabric::Command BringUp::command() {
 
 BringUp::Next BringUp::on_response(const fabric::Response& response) {
   if (step_ == Step::start) return on_start(response);
+  // Nobody else can write this buffer, so the bytes were damaged on their way, and the next ones will be.
+  if (response.wrong_digest) {
+    return fail(Trouble::wrong_digest, "Identify was answered with a wrong data digest");
+  }
   const nvme::Status status = response.cqe.status();
   if (status != nvme::kSuccess) return on_status(status);
   if (answers_with_data() && response.received != nvme::kIdentifyBytes) {

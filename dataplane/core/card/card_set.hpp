@@ -52,11 +52,12 @@ enum class CardState : std::uint8_t {
 // What is wrong with a card (docs/gateway.md says what to do about each).
 enum class Trouble : std::uint8_t {
   none,
-  // A card that is in service and does not do well; wrong_length can cost it the connection, too.
+  // A card that is in service and does not do well; the last two can cost it the connection, too.
   slow,            // an answer after more than half of the deadline, or none before it
   command_errors,  // an NVMe status other than success, "no such key" and what is asked for
   corrupt_values,  // values that are not what was stored
   wrong_length,    // other lengths than were told or asked for
+  wrong_digest,    // of data; that of a header ends the connection
   // One that left service, or can't be taken into it.
   no_path,  // none is listed, or none that this build can use
   path_removed,
@@ -67,7 +68,6 @@ enum class Trouble : std::uint8_t {
   refused,     // it answers, and says no
   terminated,  // it ended the connection by a termination PDU
   wrong_id,
-  wrong_digest,
   protocol_error,    // any other breach of NVMe/TCP
   controller_fatal,  // its own status says so, or it is not ready any more
   namespaces_changed,

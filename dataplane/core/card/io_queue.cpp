@@ -241,7 +241,10 @@ IoResult NvmeIoQueue::judge(const Entry& entry, const fabric::Response& response
 void NvmeIoQueue::note(const Entry& entry, const fabric::Response& response,
                        const IoResult& result) noexcept {
   const TimePoint now = reactor_.now();
-  if (result.status == IoStatus::error) {
+  if (response.wrong_digest) {
+    // Of memory that a client can write while it arrives: no ground to take the card away from others.
+    card_.recent.note(Trouble::wrong_digest, now);
+  } else if (result.status == IoStatus::error) {
     const bool refused = response.cqe.status() != nvme::kSuccess;
     card_.recent.note(refused ? Trouble::command_errors : Trouble::wrong_length, now);
   } else if (entry.deadline - now < card_.config->io_timeout / 2) {

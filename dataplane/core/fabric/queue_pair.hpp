@@ -32,6 +32,8 @@ struct Response {
   nvme::Cqe cqe;
   std::uint32_t received{0};  // bytes of data from the target, from the buffer's start
   bool synthetic{false};      // stands for C2HData's SUCCESS flag: DW0 and DW1 are unknown
+  // Of data from the target. The status is an error then, whatever the target answered.
+  bool wrong_digest{false};
 };
 
 // Called on the queue pair's thread. Where nothing else is said a call may submit and close; none may destroy

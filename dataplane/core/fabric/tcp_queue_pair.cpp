@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "base/card_socket.hpp"
+#include "nvme/status.hpp"
 
 namespace akv::fabric {
 namespace {
@@ -211,7 +212,7 @@ TcpQueuePair::Judgement TcpQueuePair::on_response(const nvme::Cqe& cqe) {
     return unknown_command(cqe.cid, sizeof(nvme::CommonHeader) + offsetof(nvme::Cqe, cid));
   }
   if (!slot->capsule_sent) return refuse("response to a command not sent yet", FatalStatus::sequence_error);
-  slot->response = {cqe, slot->received, false};
+  slot->response = {.cqe = cqe, .received = slot->received};
   if (slot->queued) {
     // A PDU of it is in line or partly sent: the buffer is free only when that has left.
     slot->held = true;
@@ -222,8 +223,13 @@ TcpQueuePair::Judgement TcpQueuePair::on_response(const nvme::Cqe& cqe) {
   return std::nullopt;
 }
 
+// What the target holds for a success fails when its data did not come whole (TCP 3.3.1.1).
 void TcpQueuePair::complete(CommandSlot& slot) noexcept {
-  const Response response = slot.response;
+  Response response = slot.response;
+  response.wrong_digest = slot.wrong_digest;
+  if (slot.wrong_digest && response.cqe.status() == nvme::kSuccess) {
+    response.cqe.set_status(nvme::kTransientTransportError);
+  }
   const std::uint32_t tag = slot.tag;
   slots_.release(slot);
   client_.on_response(tag, response);
@@ -273,13 +279,14 @@ void TcpQueuePair::on_payload(std::uint16_t cid, std::uint32_t end) noexcept {
   if (const CommandSlot* const slot = slots_.find(cid)) client_.on_arrived(slot->tag, end);
 }
 
-TcpQueuePair::Judgement TcpQueuePair::on_c2h_data_end(const nvme::DataPdu& pdu) {
+TcpQueuePair::Judgement TcpQueuePair::on_c2h_data_end(const nvme::DataPdu& pdu, bool digest_holds) {
   CommandSlot* const slot = slots_.find(pdu.cccid);
   if (slot == nullptr) return unknown_command(pdu.cccid, offsetof(nvme::DataPdu, cccid));
   slot->received += pdu.datal;
+  if (!digest_holds) slot->wrong_digest = true;
   slot->data_ended = (pdu.common.flags & nvme::kPduLast) != 0;
   if ((pdu.common.flags & nvme::kPduDataSuccess) == 0) return std::nullopt;
-  slot->response = {nvme::Cqe{.cid = slot->cid}, slot->received, true};
+  slot->response = {.cqe = {.cid = slot->cid}, .received = slot->received, .synthetic = true};
   complete(*slot);
   return std::nullopt;
 }

@@ -58,7 +58,7 @@ class TcpQueuePair final : public QueuePair, private FdHandler, private Receiver
   Judgement on_r2t(const nvme::R2t& r2t) override;
   Judgement on_c2h_data(const nvme::DataPdu& pdu, std::uint32_t bytes, PayloadTarget& target) override;
   void on_payload(std::uint16_t cid, std::uint32_t end) noexcept override;
-  Judgement on_c2h_data_end(const nvme::DataPdu& pdu) override;
+  Judgement on_c2h_data_end(const nvme::DataPdu& pdu, bool digest_holds) override;
   void on_sent(OutgoingPdu& pdu) noexcept override;
 
   void push_capsule(CommandSlot& slot, nvme::Sqe sqe) noexcept;

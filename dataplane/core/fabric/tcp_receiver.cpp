@@ -224,17 +224,17 @@ std::optional<Fault> TcpReceiver::begin_data(const nvme::PduHeader& header) {
   return std::nullopt;
 }
 
+// A wrong digest says nothing against the bytes that follow, so it is the command's matter (TCP 3.3.1.1).
 std::optional<Fault> TcpReceiver::end_data() {
+  bool digest_holds = true;
   if (rules_.framing.ddgst) {
     const auto received = load_le<std::uint32_t>(staged().data());
-    if (nvme::judge_data_digest(received, crc_, data_.datal) == nvme::DataDigest::wrong) {
-      return Fault{"wrong data digest", {}, Ending::wrong_digest};
-    }
+    digest_holds = nvme::judge_data_digest(received, crc_, data_.datal) != nvme::DataDigest::wrong;
     begin_ += nvme::kDigestBytes;
   }
   state_ = State::header;
   target_ = {};
-  return client_.on_c2h_data_end(data_);
+  return client_.on_c2h_data_end(data_, digest_holds);
 }
 
 }  // namespace akv::fabric

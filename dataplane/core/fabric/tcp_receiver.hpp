@@ -31,7 +31,8 @@ class ReceiverClient {
                                            PayloadTarget& target) = 0;
   // Payload for the command `cid` is in place up to `end` in its buffer.
   virtual void on_payload(std::uint16_t cid, std::uint32_t end) noexcept = 0;
-  virtual std::optional<Fault> on_c2h_data_end(const nvme::DataPdu& pdu) = 0;
+  // `digest_holds` is false where the data in place is not what its digest says.
+  virtual std::optional<Fault> on_c2h_data_end(const nvme::DataPdu& pdu, bool digest_holds) = 0;
 
  protected:
   ~ReceiverClient() = default;

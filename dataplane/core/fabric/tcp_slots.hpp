@@ -54,6 +54,7 @@ struct CommandSlot {
   bool queued{false};      // `out` is in the sender's line
   bool data_ended{false};  // C2HData with LAST came
   bool held{false};        // the response came while `out` was in line
+  bool wrong_digest{false};
   std::uint32_t received{0};
   std::uint32_t granted{0};  // bytes that R2Ts asked for so far
   std::uint32_t pushed{0};   // of these, bytes put into H2CData PDUs
@@ -86,7 +87,8 @@ class SlotTable {
     slot.active = true;
     slot.cid = static_cast<std::uint16_t>(((slot.cid + kMaxSlots) & ~(kMaxSlots - 1)) | slot.out.owner);
     slot.direction = Direction::none;
-    slot.in_capsule = slot.capsule_sent = slot.queued = slot.data_ended = slot.held = false;
+    slot.in_capsule = slot.capsule_sent = slot.queued = slot.data_ended = slot.held = slot.wrong_digest =
+        false;
     slot.received = slot.granted = slot.pushed = 0;
     slot.grants.clear();
     return slot;
