@@ -1,6 +1,9 @@
 // Deadlines of commands, and buffers that stay quarantined until nothing refers to them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "card_nvme_support.hpp"
 #include "card_target.hpp"
 
@@ -113,6 +116,63 @@ TEST_F(CardTimeout, WhatArrivesAfterTheDeadlineIsNotTold) {
   EXPECT_EQ(retrieve.wait().status, IoStatus::timeout);
   EXPECT_EQ(retrieve.seen.size(), seen);
   EXPECT_EQ(retrieve.bytes, pattern(5000, 1)) << "the card wrote it nonetheless";
+}
+
+TEST(CardTimeouts, OfCommandsThatWereNotSentAreNoStrikes) {
+  auto config = short_deadline();
+  config.max_inflight_bytes = 5000;
+  CardTarget target({.silent_io = true, .silent_aborts = true});
+  NvmeCards cards(config, 1);
+  cards.set->apply({target.spec()});
+  ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
+  std::vector<std::unique_ptr<Request>> requests;
+  for (unsigned n = 0; n < 5; ++n)
+    requests.push_back(std::make_unique<Request>(IoOp::retrieve, key(1), std::vector<std::byte>(5000)));
+  const bool accepted = cards.workers.call(0, [&] {
+    return std::ranges::all_of(requests,
+                               [&](auto& each) { return cards.set->queue(0, "CARD0")->submit(*each); });
+  });
+  ASSERT_TRUE(accepted);
+  for (auto& request : requests)
+    EXPECT_EQ(request->wait_completed().status, IoStatus::timeout);
+  target.change([](Behaviour& now) { now.silent_io = false; });
+  EXPECT_EQ(requests.front()->wait().status, IoStatus::timeout);
+  const CardSnapshot snapshot = cards.snapshot();
+  EXPECT_EQ(snapshot.state, CardState::live);
+  EXPECT_EQ(snapshot.reconnects, 0U);
+  EXPECT_EQ(snapshot.timeouts, 5U);
+}
+
+// As when the process or its machine was suspended. The answers are more than one look at the socket takes.
+TEST(CardTimeouts, AWorkerThatStoodStillHearsTheCardBeforeItJudges) {
+  constexpr std::size_t kValue = 1U << 20U;
+  auto config = quick_config();
+  config.io_timeout = milliseconds(2000);
+  config.max_inflight_bytes = 8 * kValue;
+  CardTarget target;
+  NvmeCards cards(config, 1);
+  cards.set->apply({target.spec()});
+  ASSERT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
+  Request store(IoOp::store, key(1), pattern(kValue, 1));
+  ASSERT_EQ(cards.run(store).status, IoStatus::ok);
+  target.change([](Behaviour& now) { now.silent_io = true; });
+  std::vector<std::unique_ptr<Request>> requests;
+  for (unsigned n = 0; n < 6; ++n) {
+    requests.push_back(std::make_unique<Request>(IoOp::retrieve, key(1), std::vector<std::byte>(kValue)));
+    ASSERT_TRUE(cards.submit(*requests.back()));
+  }
+  cards.workers.call(0, [&] {
+    target.change([](Behaviour& now) { now.silent_io = false; });
+    std::this_thread::sleep_for(config.io_timeout + milliseconds(100));
+  });
+  for (auto& request : requests) {
+    EXPECT_EQ(request->wait().status, IoStatus::ok);
+    EXPECT_EQ(request->bytes, store.bytes);
+  }
+  const CardSnapshot snapshot = cards.snapshot();
+  EXPECT_EQ(snapshot.state, CardState::live);
+  EXPECT_EQ(snapshot.reconnects, 0U);
+  EXPECT_EQ(snapshot.timeouts, 0U);
 }
 
 // One command that is never answered would hold its buffer for ever: the connection goes instead.

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint32_t kConnectTag = kNoEntry;
 // Of the stores' data so much is prepared at once, which takes the time that a card takes to ask for it.
 constexpr std::uint64_t kPreparedAtOnce = std::uint64_t{256} << 10U;
+// A worker whose timer comes so late did not run meanwhile.
+constexpr std::chrono::milliseconds kLate{10};
 
 std::uint64_t total_bytes(std::span<const iovec> data) noexcept {
   std::uint64_t total = 0;
@@ -92,6 +94,7 @@ void NvmeIoQueue::open(const QueueOrder& order) {
   facts_ = order.facts;
   ordered_close_ = false;
   trouble_ = Trouble::none;
+  listened_again_ = false;
   state_ = State::connecting;
   queue_pair_ = fabric::make_tcp_queue_pair(reactor_, transport_config(*card_.config, order), *this);
   queue_pair_->start();
@@ -214,6 +217,7 @@ void NvmeIoQueue::on_response(std::uint32_t tag, const fabric::Response& respons
     request.released();
   } else {
     if (card_.strikes.load(std::memory_order_relaxed) != 0) card_.strikes.store(0, std::memory_order_relaxed);
+    listened_again_ = false;
     bytes_on_wire_ -= entry.bytes;
     const IoResult result = judge(entry, response);
     note(entry, response, result);
@@ -268,19 +272,35 @@ void NvmeIoQueue::finish(std::uint32_t index, const IoResult& result) noexcept {
 // Sees to it that a timer is set for the earliest deadline; one that is set for an earlier time serves as
 // well.
 void NvmeIoQueue::arm_timer() noexcept {
-  TimePoint due = TimePoint::max();
-  for (const std::uint32_t head : {entries_.waiting.head, entries_.quarantined.head}) {
-    if (head != kNoEntry) due = std::min(due, entries_[head].deadline);
-  }
+  const TimePoint due = std::max(earliest_deadline(), judged_from_);
   if (due == TimePoint::max() || (timer_ != 0 && timer_due_ <= due)) return;
   reactor_.cancel(timer_);
   timer_due_ = due;
   timer_ = reactor_.call_at(due, [this] { on_timer(); });
 }
 
+TimePoint NvmeIoQueue::earliest_deadline() noexcept {
+  TimePoint due = TimePoint::max();
+  for (const std::uint32_t head : {entries_.waiting.head, entries_.quarantined.head}) {
+    if (head != kNoEntry) due = std::min(due, entries_[head].deadline);
+  }
+  return due;
+}
+
+// While this worker did not run it could not hear the card: what was said meanwhile is in the socket, and
+// what found no room there is still to come. So deadlines that passed are judged a little later: once, or
+// again where answers came.
+bool NvmeIoQueue::stood_still(TimePoint now) noexcept {
+  const bool late = now - timer_due_ >= kLate && earliest_deadline() <= now;
+  listened_again_ = late && !listened_again_;
+  if (listened_again_) judged_from_ = now + card_.config->io_timeout / 4;
+  return listened_again_;
+}
+
 void NvmeIoQueue::on_timer() noexcept {
   timer_ = 0;
   const TimePoint now = reactor_.now();
+  if (stood_still(now)) return arm_timer();
   while (entries_.waiting.head != kNoEntry && entries_[entries_.waiting.head].deadline <= now) {
     time_out(entries_.waiting.head, now);
     if (state_ != State::open) return;
@@ -294,26 +314,23 @@ void NvmeIoQueue::on_timer() noexcept {
 }
 
 // Reports the timeout. Buffers of a command that was sent stay the card's until it answers or the socket
-// closes.
+// closes; one that was not is no strike, for the card could not answer it.
 void NvmeIoQueue::time_out(std::uint32_t index, TimePoint now) noexcept {
   Entry& entry = entries_[index];
   counters_.timeouts.add();
   card_.recent.note(Trouble::slow, now);
-  const std::uint32_t limit = card_.config->io_timeout_strikes;
-  const std::uint32_t strikes = card_.strikes.fetch_add(1, std::memory_order_relaxed) + 1;
   if (!entry.sent) {
     next_to_send_ = entry.next;
-    finish(index, {IoStatus::timeout, 0, 0});
-  } else {
-    bytes_on_wire_ -= entry.bytes;
-    entries_.quarantine(index, now + card_.config->io_timeout * limit);
-    entry.request->completed({IoStatus::timeout, 0, 0});
-    if (strikes < limit) ask_for_abort(index);
+    return finish(index, {IoStatus::timeout, 0, 0});
   }
-  if (strikes >= limit) {
-    take_out_of_service(std::to_string(strikes) + " commands in a row passed their deadline of " +
-                        std::to_string(card_.config->io_timeout.count()) + " ms");
-  }
+  const std::uint32_t limit = card_.config->io_timeout_strikes;
+  const std::uint32_t strikes = card_.strikes.fetch_add(1, std::memory_order_relaxed) + 1;
+  bytes_on_wire_ -= entry.bytes;
+  entries_.quarantine(index, now + card_.config->io_timeout * limit);
+  entry.request->completed({IoStatus::timeout, 0, 0});
+  if (strikes < limit) return ask_for_abort(index);
+  take_out_of_service(std::to_string(strikes) + " commands in a row passed their deadline of " +
+                      std::to_string(card_.config->io_timeout.count()) + " ms");
 }
 
 // An aborted command gives its buffers back at once.

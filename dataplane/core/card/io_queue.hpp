@@ -60,6 +60,8 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   [[nodiscard]] IoResult judge(const Entry& entry, const fabric::Response& response) const noexcept;
   void finish(std::uint32_t index, const IoResult& result) noexcept;
   void on_timer() noexcept;
+  [[nodiscard]] bool stood_still(TimePoint now) noexcept;
+  [[nodiscard]] TimePoint earliest_deadline() noexcept;
   void time_out(std::uint32_t index, TimePoint now) noexcept;
   void ask_for_abort(std::uint32_t index) noexcept;
   void arm_timer() noexcept;
@@ -86,6 +88,8 @@ class NvmeIoQueue final : public IoQueue, private fabric::QueuePairClient {
   QueueCounters counters_;
   TimerId timer_{0};
   TimePoint timer_due_{};
+  TimePoint judged_from_{};     // no deadline is judged before
+  bool listened_again_{false};  // after this worker stood still, and no answer came since
   AfterEvent dispatch_;
   TimerId later_{0};
 };
