@@ -17,7 +17,7 @@ constexpr std::size_t kExistsBytes = 8;
 constexpr std::size_t kLoanBytes = 16;
 constexpr std::uint32_t kOk = 0;
 constexpr std::uint32_t kNotCached = 7;
-constexpr std::uint32_t kStatuses = 6;  // LATE, which is the next, is for the reference client to look at
+constexpr std::uint32_t kLate = 6;  // it, and what comes after it, is for the reference client to look at
 
 Py_ssize_t slot_offset(nb::handle type, const char* name) {
   const nb::object descriptor = type.attr(name);
@@ -106,7 +106,7 @@ Codec::Codec(nb::type_object block, nb::type_object region_block, nb::object eng
       length_(slot_offset(block_, "length")),
       offset_(slot_offset(block_, "offset")),
       region_(slot_offset(region_block_, "_region")) {
-  if (statuses_.size() <= kStatuses) throw nb::value_error("there are more statuses");
+  if (statuses_.size() < kLate) throw nb::value_error("there are more statuses");
 }
 
 void Codec::copy_key(nb::handle key, std::byte* to) const {
@@ -202,7 +202,7 @@ nb::object Codec::put_result(const Frame& reply, std::uint32_t count) {
   nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(count)));
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto status = load_le<std::uint32_t>(reply.body.data() + std::size_t{4} * i);
-    if (status > kStatuses) return {};
+    if (status >= kLate) return {};
     nb::object member = statuses_[status];
     PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), member.release().ptr());
   }
@@ -230,7 +230,7 @@ nb::object Codec::get_result(const Frame& reply, const nb::tuple& blocks) {
     const std::byte* const entry = reply.body.data() + kGotBytes * i;
     const std::pair value{load_le<std::uint32_t>(entry), load_le<std::uint32_t>(entry + 4)};
     PyObject* const block = PyTuple_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(i));
-    if (value.first >= kStatuses || (value.first == kOk && value.second > length_of(block))) return {};
+    if (value.first >= kLate || (value.first == kOk && value.second > length_of(block))) return {};
     if (!last.is_valid() || value != last_value) last = make_got(value.first, value.second);
     last_value = value;
     PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), last.inc_ref().ptr());
