@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -80,6 +81,21 @@ Stream::Stream(UniqueFd socket, UniqueFd attention, const Limits& limits)
       last_received_(nanoseconds(Clock::now())),
       staging_(kStagingBytes) {
   if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd");
+  add_fork_aware(*this);
+}
+
+Stream::~Stream() {
+  remove_fork_aware(*this);
+}
+
+// Its threads are the parent's: nobody reads here, and nobody waits. To notify those would take a lock that
+// one of them may have had, and to destroy the condition would wait for them.
+void Stream::after_fork_in_child() {
+  failure_ = Failure{.protocol = false, .text = "made before a fork"};
+  waiters_ = 0;
+  reading_ = false;
+  std::construct_at(&changed_);
+  mutex_.unlock();
 }
 
 bool Stream::has_room(std::uint32_t entries) {

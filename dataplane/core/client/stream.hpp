@@ -21,6 +21,7 @@
 #include "base/clock.hpp"
 #include "base/patience.hpp"
 #include "base/unique_fd.hpp"
+#include "client/forks.hpp"
 
 namespace akv::client {
 
@@ -58,7 +59,9 @@ enum class Waited : std::uint8_t {
 
 // Whoever waits for a reply reads the socket, and takes in what comes for others meanwhile; when it has its
 // own reply another one reads on. So a reply reaches its thread without a change of threads.
-class Stream {
+//
+// In a forked child it is of no use: two processes on one socket would tear what both send and receive.
+class Stream final : private ForkAware {
  public:
   struct Limits {
     std::uint32_t max_body;
@@ -71,6 +74,7 @@ class Stream {
   Stream(UniqueFd socket, UniqueFd attention, const Limits& limits);
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
+  ~Stream();
 
   // There is a credit, and room for `entries` more; an exchange that was begun took them until its reply.
   [[nodiscard]] bool has_room(std::uint32_t entries);
@@ -125,6 +129,10 @@ class Stream {
     UniqueFd descriptor;
     std::size_t sent{0};
   };
+
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override;
 
   void queue(Outgoing part);
   void flush();
