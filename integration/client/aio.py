@@ -17,7 +17,7 @@ from integration.client.loans import Borrow, Loan, Return, Views, lost
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
-from integration.client.sync import check_timeout
+from integration.client.session import Call
 from integration.client.transfers import Get, Got, Put
 from integration.client.view import ClientView, Implementation, find_native
 from integration.client.wire import Status
@@ -74,7 +74,7 @@ class AsyncClient(ClientView):
         """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not (self._engine.ready or self._engine.denied):
+                while not (self._engine.ready or self._engine.hopeless):
                     self._changed.clear()
                     await self._changed.wait()
         return self._engine.ready
@@ -85,7 +85,8 @@ class AsyncClient(ClientView):
 
     async def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
         """Give blocks back; blocks of a lost session need it not."""
-        await self._run(Free(blocks), timeout)
+        wait = self._seconds(timeout)
+        await self._run(Free(blocks), wait)
 
     async def register(
         self, descriptor: int, *, offset: int = 0, length: int | None = None, timeout: float | None = None
@@ -95,7 +96,6 @@ class AsyncClient(ClientView):
         The descriptor may be closed afterwards. Where the session can't have it, its blocks are sent inline.
         """
         region = Region(descriptor, offset, length)
-        self._engine.regions.append(region)
         await self._run(Register(region), timeout)
         return region
 
@@ -161,16 +161,21 @@ class AsyncClient(ClientView):
         return await self._run(kind(*arguments, **named), timeout)
 
     async def _run(self, operation: Operation[T], timeout: float | None) -> T:
-        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        wait = self._seconds(timeout)
         ended = asyncio.Event()
-        call = self._engine.submit(operation, ended.set)
-        self._rearm()
+        call = Call(operation, ended.set, time.monotonic())
         try:
+            self._engine.submit(call)
+            self._rearm()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await ended.wait()
-        finally:
             self._engine.abandon(call)
+        except BaseException:
+            # Cancelled, perhaps when the reply was there already: nobody sees what it brought.
+            self._engine.withdraw(call)
+            raise
+        finally:
             self._rearm()
         result: T = self._engine.conclude(call)
         return result
@@ -178,19 +183,22 @@ class AsyncClient(ClientView):
     def _link(self, config: ClientConfig) -> Link:
         return Link(config)
 
-    def _on_io(self, *, readable: bool, writable: bool) -> None:
-        self._engine.handle_io(readable=readable, writable=writable)
-        self._rearm()
-
     def _on_readable(self) -> None:
-        self._on_io(readable=True, writable=False)
+        self._drive(lambda: self._engine.handle_io(readable=True, writable=False))
 
     def _on_writable(self) -> None:
-        self._on_io(readable=False, writable=True)
+        self._drive(lambda: self._engine.handle_io(readable=False, writable=True))
 
     def _on_timer(self) -> None:
         self._timer = self._timer_at = None
-        self._engine.handle_timers()
+        self._drive(self._engine.handle_timers)
+
+    def _drive(self, step: Callable[[], None]) -> None:
+        """One step of the engine that nobody waits for: whatever it raises must not be the last one."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - told by the engine's log
+            self._engine.fail(error)
         self._rearm()
 
     def _unwatch(self, descriptor: int) -> None:
@@ -247,8 +255,9 @@ class AsyncBorrowed(Views):
 
     async def release(self, *, timeout: float | None = None) -> bool:
         """Give the blocks back. True: what was read until now was their content; else drop it."""
+        wait = self._client._seconds(timeout)
         if self._begin_release():
-            self._proven = await self._client._hot(Return, timeout, self._loan)
+            self._proven = await self._client._hot(Return, wait, self._loan)
         return self._proven
 
     async def exchange(

@@ -8,7 +8,6 @@ A driver (a thread or an asyncio loop) watches `descriptor`, calls `handle_io` w
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 from collections import Counter
@@ -25,8 +24,9 @@ from integration.client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
+from integration.client.forks import Home
 from integration.client.link import FastCall, FastSession, Link
-from integration.client.operations import Hasty, Operation
+from integration.client.operations import Hasty
 from integration.client.regions import Region, Register
 from integration.client.session import Call, Session, nothing
 from integration.client.wire import Frame
@@ -79,30 +79,30 @@ class Engine:
         # The gateway refused the last attempt's proof, or had none itself.
         self.denied = False
         # A forked child shares the socket: what it sent would tear the parent's stream.
-        self._pid = os.getpid()
+        self._home = Home()
 
     # For the driver
 
     @property
     def descriptor(self) -> int:
         """The socket to watch, -1 while there is none."""
-        return self._link.descriptor if self._link is not None else -1
+        return self.link.descriptor if self.link is not None else -1
 
     @property
     def wants_write(self) -> bool:
         """The socket is to be watched for writing too."""
-        return self._link is not None and self._link.wants_write
+        return self.link is not None and self.link.wants_write
 
     @property
     def wants_read(self) -> bool:
         """The socket is to be watched for reading; where it is not, its end must be noticed all the same."""
-        return self._link is not None and (
-            self._session is None or self._session.watched or self._link.wants_read
+        return self.link is not None and (
+            self._session is None or self._session.watched or self.link.wants_read
         )
 
     def next_timer(self) -> float | None:
         """When `handle_timers` is due, by the clock; None: never."""
-        return self._timer
+        return None if self.foreign else self._timer
 
     def start(self) -> None:
         """Begin the first attempt to connect."""
@@ -111,32 +111,36 @@ class Engine:
     def close(self) -> None:
         """End every call and the session; nothing reconnects any more."""
         self._closed = True
+        if self.foreign:
+            return
         self._drop(GatewayUnavailableError("the client is closed"))
         self._timer = None
 
     def handle_io(self, *, readable: bool, writable: bool) -> None:
         """The socket is ready."""
-        if self._link is None:
+        link = self.link
+        if link is None:
             return
         try:
             if writable:
-                self._link.on_writable()
+                link.on_writable()
             if readable:
-                self._read(self._link)
+                self._read(link)
         except OSError as error:
-            self._lose(
-                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
-            )
+            self._break(error)
         except ClientError as error:
             self._lose(error)
 
     def handle_attention(self) -> None:
         """The link called for it, without its socket being ready."""
-        if self._link is not None and self._session is not None and self._link.last_received is not None:
+        link = self.link
+        if link is not None and self._session is not None and link.last_received is not None:
             self.handle_io(readable=True, writable=False)
 
     def handle_timers(self) -> None:
         """The timer is due: connect, or give up what took too long."""
+        if self.foreign:
+            return
         self._listen()
         now = self._clock()
         if self._closed or self._timer is None or now < self._timer:
@@ -149,13 +153,28 @@ class Engine:
         elif self._silent_since is not None:
             self._lose(GatewayUnavailableError(f"gateway at {self.config.address} is silent"))
 
+    def fail(self, error: BaseException) -> None:
+        """A step of the engine was ended by what it does not know: the session may be half changed."""
+        if not self.foreign and not self._closed:
+            _log.error("a fault of the client costs its session", exc_info=error)
+            self._lose(GatewayUnavailableError(f"gateway at {self.config.address}: {error!r} in the client"))
+
     # For the caller
+
+    @property
+    def foreign(self) -> bool:
+        """This process is a forked child of the client's: nothing of its parent's may be touched."""
+        return self._home.left
+
+    @property
+    def hopeless(self) -> bool:
+        """To wait for a session is no use: the secret is refused, or this process can have none."""
+        return self.denied or self.foreign
 
     @property
     def ready(self) -> bool:
         """There is a session whose gateway answers."""
-        # First, for nothing of the parent's may be touched.
-        if os.getpid() != self._pid:
+        if self.foreign:
             return False
         self._listen()
         return self._session is not None and self._silent_since is None
@@ -170,15 +189,17 @@ class Engine:
         """The present session may read blocks where the gateway's read cache has them."""
         return self._session is not None and self._session.view.cache is not None
 
-    def submit(self, operation: Operation[Any], done: Callable[[], None]) -> Call:
-        """Begin a call; `done` is called when it ends, which may be at once."""
-        call = Call(operation, done, self._clock())
-        if not self.ready or self._session is None or self._link is None:
+    def submit(self, call: Call) -> None:
+        """Begin a call; it may end at once."""
+        if isinstance(call.operation, Register):
+            # In the same step, or a session that begins in between would be told twice.
+            self.regions.append(call.operation.region)
+        session, link = self._session, self.link
+        if session is not None and link is not None and (self.ready or call.operation.gives_back):
+            self._step(link, lambda: session.start(call))
+        if not self.ready:
+            # What is to be given back was sent to a silent gateway all the same: nobody waits for its answer.
             call.finish(GatewayUnavailableError(self._why_unavailable()))
-        else:
-            self._session.start(call)
-            self._flush(self._link)
-        return call
 
     def abandon(self, call: Call) -> None:
         """The deadline of a call came: end it.
@@ -186,16 +207,27 @@ class Engine:
         A gateway that sent nothing since the call's start counts as away until it answers a probe: that tells
         a slow card, which costs its own dialogs only, from a gateway that stands still.
         """
-        if call.finished or self._session is None or self._link is None:
+        session, link = self._session, self.link
+        if call.finished or session is None or link is None:
+            call.finish(GatewayUnavailableError(self._why_unavailable()))
             return
         self._listen()
         if call.in_flight and self._last_received <= call.started and self._silent_since is None:
             self._silent_since = self._clock()
             self._timer = self._silent_since + self.config.silence_limit
-            self._session.probe()
+            session.probe()
             _log.info("gateway at %s does not answer: misses until it does", self.config.address)
-        self._session.abandon(call)
-        self._flush(self._link)
+        self._step(link, lambda: session.abandon(call))
+
+    def withdraw(self, call: Call) -> None:
+        """The caller of `call` went away, and sees no result also where there is one: end it."""
+        call.operation.withdraw()
+        session, link = self._session, self.link
+        if session is None or link is None:
+            call.finish(GatewayUnavailableError(self._why_unavailable()))
+        else:
+            # No deadline passed: that tells nothing of the gateway.
+            self._step(link, lambda: session.abandon(call))
 
     def forget(self, region: Region) -> None:
         """Sessions to come are not told of the region any more."""
@@ -209,13 +241,14 @@ class Engine:
                 if isinstance(call.error, kind):
                     self.counters[name] += 1
             if self.config.strict:
+                self.withdraw(call)
                 raise call.error
         return call.operation.result()
 
     @property
     def link(self) -> Link | None:
-        """The present connection."""
-        return self._link
+        """The present connection; none in a forked child."""
+        return None if self.foreign else self._link
 
     @property
     def fast(self) -> FastSession | None:
@@ -225,17 +258,22 @@ class Engine:
             return None
         return link.fast
 
-    def take_over(self, fast: FastCall, operation: Hasty[Any], started: float) -> Call:
+    def take_over(self, fast: FastCall, call: Call) -> None:
         """End a call that went past this engine and has no plain answer: a refusal, a deadline, a loss."""
-        call = Call(operation, nothing, started)
-        if self._session is None or self._link is None or not self._link.has_made(fast):
+        session, link = self._session, self.link
+        if session is None or link is None or not link.has_made(fast):
             call.finish(self.last_error or GatewayUnavailableError(self._why_unavailable()))
-            return call
-        self._session.adopt(call, fast.request_id, operation.whole_request(self._session.view))
+            return
+        assert isinstance(call.operation, Hasty)
+        request = call.operation.whole_request(session.view)
+        # Interrupted when it had its result: its blocks are held no longer.
+        session.adopt(call, fast.request_id, request._replace(blocks=()) if fast.answered else request)
         fast.disown()
         self.handle_io(readable=True, writable=False)
-        self.abandon(call)
-        return call
+        if call.operation.abandoned:
+            self.withdraw(call)
+        else:
+            self.abandon(call)
 
     # Inside
 
@@ -251,7 +289,7 @@ class Engine:
     def _why_unavailable(self) -> str:
         if self._closed:
             return "the client is closed"
-        if os.getpid() != self._pid:
+        if self.foreign:
             return "the client was made before a fork: make another one in the child"
         if self._session is not None:
             return f"gateway at {self.config.address} does not answer"
@@ -264,9 +302,7 @@ class Engine:
         try:
             self._link = self._links(self.config)
         except OSError as error:
-            self._lose(
-                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
-            )
+            self._break(error)
 
     def _read(self, link: Link) -> None:
         for frame in link.read():
@@ -294,17 +330,22 @@ class Engine:
         self.denied = False
         self.counters["sessions"] += 1
         _log.info("session %d with the gateway at %s", view.welcome.session_id, self.config.address)
+        self.regions = [region for region in self.regions if not region.closed]
         for region in self.regions:
             self._session.start(Call(Register(region), nothing, self._clock()))
         self._on_change()
 
-    def _flush(self, link: Link) -> None:
+    def _step(self, link: Link, step: Callable[[], None]) -> None:
+        """Let the session do something, and send what came of it."""
         try:
+            step()
             link.flush()
         except OSError as error:
-            self._lose(
-                GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}")
-            )
+            self._break(error)
+
+    def _break(self, error: OSError) -> None:
+        """The operating system refused something: the attempt or the session is over."""
+        self._lose(GatewayUnavailableError(f"gateway at {self.config.address}: {error.strerror or error}"))
 
     def _lose(self, error: ClientError) -> None:
         """The attempt or the session failed: end its calls and plan the next attempt."""

@@ -14,7 +14,8 @@ from integration.client.link import FastCall, FastSession, Link
 from integration.client.loans import Borrow, Loan, Return
 from integration.client.native import NativeLink
 from integration.client.operations import Exists, Hasty, MatchPrefix
-from integration.client.sync import Client, check_timeout
+from integration.client.session import Call, nothing
+from integration.client.sync import Client
 from integration.client.transfers import Get, Put
 from integration.client.view import Implementation
 
@@ -53,7 +54,7 @@ def _begin(
 
 def _given_up(operation: Hasty[T]) -> Hasty[T]:
     """The operation, whose caller waits no longer: what its reply brings goes back."""
-    operation.abandoned = True
+    operation.withdraw()
     return operation
 
 
@@ -68,7 +69,7 @@ class NativeClient(Client):
     def _hot(
         self, kind: Callable[P, Hasty[T]], timeout: float | None, *arguments: P.args, **named: P.kwargs
     ) -> T:
-        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        wait = self._seconds(timeout)
         started = time.monotonic()
         call = _begin(self._engine.fast, False, kind, arguments, named)
         if call is None:
@@ -89,26 +90,30 @@ class NativeClient(Client):
         self, loan: Loan, keys: Sequence[ReadableBuffer], dialog: int, timeout: float | None
     ) -> tuple[bool, Loan]:
         """See Client. RETURN and BORROW leave in one message, and so do the replies."""
-        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        wait = self._seconds(timeout)
         started, fast = time.monotonic(), self._engine.fast
         call = None if fast is None else fast.begin_return(loan.lease, loan.offsets, False, True)
         if call is None:
             return super()._exchange(loan, keys, dialog, timeout)
+        borrowed = None
         try:
-            borrowed = self._hot(Borrow, timeout, keys, dialog)
+            borrowed = Loan(*self._hot(Borrow, timeout, keys, dialog))
         finally:
             # Also where nothing is borrowed. The gateway answers both in their order.
-            proven = self._answer(call, lambda: Return(loan), wait, started)
-        return proven, Loan(*borrowed)
+            try:
+                proven = self._answer(call, lambda: Return(loan), wait, started)
+            except BaseException:
+                if borrowed is not None:
+                    self._drive(self._engine.submit, Call(Return(borrowed), nothing, started))
+                raise
+        return proven, borrowed
 
     def _take_over(self, call: FastCall, operation: Hasty[T], started: float) -> Callable[[], T]:
-        with self._lock:
-            ended = self._engine.take_over(call, operation, started)
-            self._wake_if_changed()
+        ended = Call(operation, nothing, started)
+        self._drive(lambda adopted: self._engine.take_over(call, adopted), ended)
 
         def conclude() -> T:
-            with self._lock:
-                result: T = self._engine.conclude(ended)
+            result: T = self._conclude(ended)
             return result
 
         return conclude
@@ -129,7 +134,7 @@ class NativeAsyncClient(AsyncClient):
     async def _hot(
         self, kind: Callable[P, Hasty[T]], timeout: float | None, *arguments: P.args, **named: P.kwargs
     ) -> T:
-        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        wait = self._seconds(timeout)
         started = time.monotonic()
         call = _begin(self._engine.fast, True, kind, arguments, named)
         if call is None:
@@ -144,8 +149,8 @@ class NativeAsyncClient(AsyncClient):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await ended.wait()
-        except asyncio.CancelledError:
-            self._engine.take_over(call, _given_up(operation()), started)
+        except BaseException:
+            self._engine.take_over(call, Call(_given_up(operation()), nothing, started))
             self._rearm()
             raise
         finally:
@@ -157,7 +162,8 @@ class NativeAsyncClient(AsyncClient):
         result: T | None = call.result(0.0)
         if result is not None:
             return lambda: result
-        ended = self._engine.take_over(call, operation(), started)
+        ended = Call(operation(), nothing, started)
+        self._engine.take_over(call, ended)
         self._rearm()
         return lambda: self._engine.conclude(ended)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from integration.client.channel import gateway_process, open_socket, receive, send_some
 from integration.client.config import ClientConfig
 from integration.client.errors import ProtocolError
+from integration.client.forks import Home
 from integration.client.handshake import NONCE_BYTES, Handshake, Welcome
 from integration.client.memory import Arena, Lease, map_cache
 from integration.client.operations import SessionView
@@ -30,6 +31,10 @@ class FastCall(Protocol):
     @property
     def request_id(self) -> int:
         """As in its frame."""
+
+    @property
+    def answered(self) -> bool:
+        """Its result was given: it holds no blocks any more."""
 
     def disown(self) -> None:
         """Its reply, come or not, is to be read by the link."""
@@ -72,6 +77,7 @@ class Link:
         self._handshake = Handshake(config, secrets.token_bytes(NONCE_BYTES))
         self._descriptors: list[int] | None = [] if config.socket is not None else None
         self._connected = False
+        self._home = Home()
         self.ended = False
 
     def close(self) -> None:
@@ -128,7 +134,8 @@ class Link:
 
     def flush(self) -> None:
         """Send what the socket takes now."""
-        while self._outbox and self._connected:
+        # Also what was begun before a fork must not go on in the child: it would tear the parent's stream.
+        while self._outbox and self._connected and not self._home.left:
             parts, descriptor = self._next_parts()
             sent = send_some(self._socket, parts, descriptor)
             if sent == 0:
@@ -150,6 +157,8 @@ class Link:
     def read(self) -> Iterator[Frame]:
         """Yield the frames that are there; sets `ended` at the end of the stream."""
         for _ in range(_READS_PER_TURN):
+            if self._home.left:
+                return
             try:
                 count = receive(self._socket, self._reader.buffer(), self._descriptors)
             except BlockingIOError:

@@ -152,10 +152,11 @@ class Borrow(Hasty[Loan]):
         return Loan(self._views, b"".join(self._offsets), lease)
 
     def follow_up(self) -> Operation[Any] | None:
-        """What came after the deadline goes back."""
+        """What nobody will see goes back, once: a block may be lent to other calls too."""
         if not self.abandoned or self._session is None or not self._offsets:
             return None
-        return Return(Loan([], b"".join(self._offsets), self._session.lease))
+        offsets, self._offsets = self._offsets, []
+        return Return(Loan([], b"".join(offsets), self._session.lease))
 
     def _decode(self, status: int, length: int, offset: int) -> memoryview | None:
         if status == Status.NOT_CACHED:
@@ -170,6 +171,7 @@ class Return(Hasty[bool]):
     """Give borrowed blocks back; true where the gateway confirms that they were lent until then."""
 
     absorbs_late = True
+    gives_back = True
 
     def __init__(self, loan: Loan) -> None:
         self._offsets = loan.offsets

@@ -132,10 +132,13 @@ class Arena:
         self._live[offset] = block
         return block
 
-    def forget(self, block: Block) -> None:
-        """`block` is being given back; its offset may be leased again."""
+    def forget(self, block: Block) -> bool:
+        """`block` is being given back, and its offset may be leased again; false where it was before."""
         block.drop()
-        self._live.pop(block.offset, None)
+        if self._live.get(block.offset) is not block:
+            return False
+        del self._live[block.offset]
+        return True
 
 
 def map_cache(descriptor: int, size: int) -> memoryview:

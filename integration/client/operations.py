@@ -53,6 +53,9 @@ class Operation(ABC, Generic[T]):
     abandoned = False
     # Replies are wanted also after that.
     absorbs_late = False
+    # It only gives back what the gateway lent. Its frames need no credit and leave whatever else waits, so
+    # that nothing stays lent while the session lives.
+    gives_back = False
 
     @abstractmethod
     def requests(self, session: SessionView) -> Iterator[Request]:
@@ -70,8 +73,15 @@ class Operation(ABC, Generic[T]):
     def result(self) -> T:
         """The call's answer as far as it is known."""
 
+    def withdraw(self) -> None:
+        """The caller sees no result: it was interrupted, or gets an error."""
+        self.abandoned = True
+
     def follow_up(self) -> Operation[Any] | None:
-        """What must be sent once all replies are there, because the caller will not use what they brought."""
+        """What must be sent once all replies are there, because the caller will not use what they brought.
+
+        May be asked again where the caller went away afterwards.
+        """
         return None
 
 
@@ -157,6 +167,8 @@ class Alloc(Operation[list[Block]]):
 class Free(Operation[None]):
     """Give blocks back. Blocks of a lost session, or freed before, need nothing."""
 
+    gives_back = True
+
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._blocks = list({id(block): block for block in blocks if block.valid}.values())
         for block in self._blocks:
@@ -166,9 +178,11 @@ class Free(Operation[None]):
         """See Operation."""
         if session.arena is None:
             return
-        mine = [block for block in self._blocks if block.leased and block.belongs_to(session.lease)]
-        for block in mine:
-            session.arena.forget(block)
+        mine = [
+            block
+            for block in self._blocks
+            if block.leased and block.belongs_to(session.lease) and session.arena.forget(block)
+        ]
         offsets = b"".join(block.offset.to_bytes(8, "little") for block in mine)
         for part in chunks(len(mine), session.welcome.max_batch):
             yield Request(Opcode.FREE, len(part), offsets[8 * part.start : 8 * part.stop])

@@ -156,15 +156,15 @@ class Register(Operation[None]):
     absorbs_late = True
 
     def __init__(self, region: Region) -> None:
-        self._region = region
+        self.region = region
         self._lease: Lease | None = None
 
     def requests(self, session: SessionView) -> Iterator[Request]:
         """See Operation."""
-        if session.welcome.max_regions and not self._region.closed:
+        if session.welcome.max_regions and not self.region.closed:
             self._lease = session.lease
-            body = REGISTER_BODY.pack(self._region.offset, self._region.length)
-            yield Request(Opcode.REGISTER, 1, body, descriptor=self._region.descriptor)
+            body = REGISTER_BODY.pack(self.region.offset, self.region.length)
+            yield Request(Opcode.REGISTER, 1, body, descriptor=self.region.descriptor)
 
     def absorb(self, index: int, header: Header, body: memoryview) -> None:
         """See Operation."""
@@ -173,14 +173,19 @@ class Register(Operation[None]):
         if number in {REGION_ARENA, REGION_INLINE}:
             raise ProtocolError(f"REGISTER answered region {number}")
         assert self._lease is not None
-        self._region.bind(self._lease, number)
+        self.region.bind(self._lease, number)
 
     def result(self) -> None:
         """See Operation."""
 
+    def withdraw(self) -> None:
+        """See Operation: nobody has the region."""
+        super().withdraw()
+        self.region.closed = True
+
     def follow_up(self) -> Operation[Any] | None:
         """A region that was unregistered while the gateway was being told of it goes as well."""
-        return Unregister(self._region) if self._region.closed and self._region.number else None
+        return Unregister(self.region) if self.region.closed and self.region.number else None
 
 
 class Unregister(Operation[bool]):

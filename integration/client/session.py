@@ -28,6 +28,8 @@ class Call:
         self.error: ClientError | None = None
         self.finished = False
         self.in_flight = 0
+        # Its next request was made, and then there was no room for it.
+        self.delayed = False
         self._requests: Iterator[tuple[int, Request]] | None = None
         self._following: tuple[int, Request] | None = None
         self._done = done
@@ -46,6 +48,10 @@ class Call:
         """The request that `following` told is on its way."""
         self._following = None
         self.in_flight += 1
+
+    def skip(self) -> None:
+        """The request that `following` told is not to be sent: its entries have no answer."""
+        self._following = None
 
     def end_requests(self) -> None:
         """All requests were sent, or no more are wanted."""
@@ -121,6 +127,8 @@ class _Sent(NamedTuple):
     call: Call
     part: int
     request: Request
+    # It has a credit.
+    counted: bool
 
 
 def _still_lent(sent: _Sent, header: Header, body: memoryview) -> frozenset[int]:
@@ -161,11 +169,15 @@ class Session:
 
     def adopt(self, call: Call, request_id: int, request: Request) -> None:
         """`call` goes on here with a request that was sent by other means, and holds its blocks."""
-        self._outstanding[request_id] = _Sent(call, 0, request)
+        self._outstanding[request_id] = _Sent(call, 0, request, counted=True)
         call.sent()
 
     def start(self, call: Call) -> None:
         """Begin a call; ends it at once when too many wait already."""
+        if call.operation.gives_back:
+            self._transmit_all(call)
+            self._settle(call)
+            return
         if len(self._waiting) >= MAX_WAITING_CALLS:
             call.finish(
                 RequestRefusedError(FrameStatus.BUSY, f"{MAX_WAITING_CALLS} calls wait for the gateway")
@@ -177,12 +189,11 @@ class Session:
 
     def probe(self) -> None:
         """Ask for something that the gateway answers at once, whatever its cards do; it takes no credit."""
-        call = Call(Stats(), nothing, 0.0)
-        for index, request in enumerate(call.operation.requests(self.view)):
-            self._transmit(call, index, request)
+        self._transmit_all(Call(Stats(), nothing, 0.0))
 
     def abandon(self, call: Call) -> None:
-        """The caller waits no longer. Frames that were sent stay outstanding, and their blocks busy."""
+        """The caller waits no longer, or sees no result. Frames that were sent stay outstanding, and their
+        blocks busy."""
         call.operation.abandoned = True
         if call in self._waiting:
             self._waiting.remove(call)
@@ -200,7 +211,8 @@ class Session:
             raise ProtocolError(_unexpected(header, body))
         self._take(sent, header, body)
         del self._outstanding[header.request_id]
-        self._room.give_back(sent.request.entries)
+        if sent.counted:
+            self._room.give_back(sent.request.entries)
         lent = _still_lent(sent, header, body)
         late = []
         for place, block in enumerate(sent.request.blocks):
@@ -258,16 +270,25 @@ class Session:
                 self._waiting.popleft()
                 call.end_requests()
                 self._settle(call)
+            elif call.delayed and not all(block.valid for block in following[1].blocks):
+                # Given back while it waited, ahead of it: their memory may be another block's by now.
+                call.skip()
             elif self._room.has_room(following[1].entries):
-                self._transmit(call, *following)
+                self._room.take_credit(following[1].entries)
+                self._transmit(call, *following, counted=True)
             else:
+                call.delayed = True
                 break
         self._room.set_hungry(bool(self._waiting))
 
-    def _transmit(self, call: Call, index: int, request: Request) -> None:
+    def _transmit_all(self, call: Call) -> None:
+        """Send what the gateway answers at once and without a credit, past all that waits."""
+        for index, request in enumerate(call.operation.requests(self.view)):
+            self._transmit(call, index, request, counted=False)
+
+    def _transmit(self, call: Call, index: int, request: Request, *, counted: bool) -> None:
         request_id = self._room.next_request_id()
-        self._outstanding[request_id] = _Sent(call, index, request)
-        self._room.take_credit(request.entries)
+        self._outstanding[request_id] = _Sent(call, index, request, counted)
         call.sent()
         for block in request.blocks:
             block.hold()

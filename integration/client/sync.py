@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -17,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from integration.client.config import ClientConfig
 from integration.client.engine import Engine
 from integration.client.errors import ClientError
+from integration.client.forks import guard
 from integration.client.link import Link
 from integration.client.loans import Borrow, Loan, Return, Views, lost
 from integration.client.memory import Block
 from integration.client.operations import Alloc, Delete, Exists, Free, Hasty, MatchPrefix, Operation, Stats
 from integration.client.regions import Region, Register, Unregister
+from integration.client.session import Call
 from integration.client.transfers import Get, Got, Put
 from integration.client.view import ClientView, Implementation, find_native
 from integration.client.wire import Status
@@ -38,49 +38,11 @@ _POLL_READ = select.POLLIN | _POLL_END
 _State = tuple[int, bool, bool, float | None]
 
 
-def check_timeout(timeout: float) -> float:
-    """`timeout` in seconds, or ValueError: every call has a deadline."""
-    if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout is {timeout}: it must be more than 0 seconds, and not for ever")
-    return timeout
-
-
-class _ForkGuard:
-    """Holds the locks of all clients over a fork.
-
-    One that another thread has at that moment would stay locked in the child, where nobody is to unlock it.
-    """
-
-    def __init__(self) -> None:
-        self._locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-        self._held: list[threading.Lock] = []
-        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._release)
-
-    def add(self, lock: threading.Lock) -> None:
-        """From now on, for as long as it lives."""
-        self._locks.add(lock)
-
-    def _hold(self) -> None:
-        held = list(self._locks)
-        for lock in held:
-            lock.acquire()
-        self._held = held
-
-    def _release(self) -> None:
-        held, self._held = self._held, []
-        for lock in held:
-            lock.release()
-
-
-_FORK_GUARD = _ForkGuard()
-
-
 class Client(ClientView):
     """A client of one gateway, thread-safe. What calls answer while it is away: docs/client.md."""
 
     def __init__(self, config: ClientConfig) -> None:
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self.renew_lock()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._engine = Engine(config, self._changed.notify_all, _ignore_descriptor, self._link)
@@ -90,7 +52,7 @@ class Client(ClientView):
             self._engine.start()
         self._thread = threading.Thread(target=self._serve, name="akv-client", daemon=True)
         self._thread.start()
-        _FORK_GUARD.add(self._lock)
+        guard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +61,15 @@ class Client(ClientView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def fork_lock(self) -> threading.Lock:
+        """See Locked."""
+        return self._lock
+
+    def renew_lock(self) -> None:
+        """See Locked."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def close(self) -> None:
         """End the session: blocks become invalid, waiting calls end. May be called twice."""
@@ -117,7 +88,7 @@ class Client(ClientView):
     def wait_connected(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for a session; False at once where the secret is refused."""
         with self._lock:
-            self._changed.wait_for(lambda: self._engine.ready or self._engine.denied, timeout)
+            self._changed.wait_for(lambda: self._engine.ready or self._engine.hopeless, timeout)
             return self._engine.ready
 
     def alloc(self, count: int, length: int, *, timeout: float | None = None) -> list[Block]:
@@ -126,7 +97,8 @@ class Client(ClientView):
 
     def free(self, blocks: Iterable[Block], *, timeout: float | None = None) -> None:
         """Give blocks back; blocks of a lost session need it not."""
-        self._run(Free(blocks), timeout)
+        wait = self._seconds(timeout)
+        self._run(Free(blocks), wait)
 
     def register(
         self, descriptor: int, *, offset: int = 0, length: int | None = None, timeout: float | None = None
@@ -136,8 +108,6 @@ class Client(ClientView):
         The descriptor may be closed afterwards. Where the session can't have it, its blocks are sent inline.
         """
         region = Region(descriptor, offset, length)
-        with self._lock:
-            self._engine.regions.append(region)
         self._run(Register(region), timeout)
         return region
 
@@ -213,18 +183,38 @@ class Client(ClientView):
         return self._hot(Return, timeout, loan), Loan(*self._hot(Borrow, timeout, keys, dialog))
 
     def _run(self, operation: Operation[T], timeout: float | None) -> T:
-        wait = check_timeout(self._engine.config.timeout if timeout is None else timeout)
+        wait = self._seconds(timeout)
         ended = threading.Event()
-        with self._lock:
-            call = self._engine.submit(operation, ended.set)
-            self._wake_if_changed()
-        if not ended.wait(wait):
-            with self._lock:
-                self._engine.abandon(call)
-                self._wake_if_changed()
-        with self._lock:
-            result: T = self._engine.conclude(call)
+        call = Call(operation, ended.set, time.monotonic())
+        try:
+            self._drive(self._engine.submit, call)
+            if not ended.wait(wait):
+                self._drive(self._engine.abandon, call)
+        except BaseException:
+            # A signal's handler raised. What still comes touches no memory of the caller, and goes back.
+            self._drive(self._engine.withdraw, call)
+            raise
+        result: T = self._conclude(call)
         return result
+
+    def _conclude(self, call: Call) -> Any:
+        with self._lock:
+            try:
+                return self._engine.conclude(call)
+            finally:
+                self._wake_if_changed()
+
+    def _drive(self, step: Callable[[Call], None], call: Call) -> None:
+        """One step of the engine for `call`, alone."""
+        with self._lock:
+            try:
+                step(call)
+            except BaseException as error:
+                # A signal's handler raised in the middle: frames and credits may be half accounted for.
+                self._engine.fail(error)
+                raise
+            finally:
+                self._wake_if_changed()
 
     def _link(self, config: ClientConfig) -> Link:
         return Link(config)
@@ -238,6 +228,8 @@ class Client(ClientView):
             self._wake()
 
     def _wake(self) -> None:
+        if self._engine.foreign:
+            return  # the thread is the parent's
         # Full means that the thread wakes anyway, closed that it has ended.
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"\0")
@@ -245,7 +237,11 @@ class Client(ClientView):
     def _serve(self) -> None:
         try:
             while not self._closing:
-                self._turn()
+                try:
+                    self._turn()
+                except Exception as error:  # noqa: BLE001 - told by the engine's log
+                    with self._lock:
+                        self._engine.fail(error)
         finally:
             # Whatever ended this thread, no call may wait for it any more.
             with self._lock:
@@ -301,8 +297,9 @@ class Borrowed(Views):
 
     def release(self, *, timeout: float | None = None) -> bool:
         """Give the blocks back. True: what was read until now was their content; else drop it."""
+        wait = self._client._seconds(timeout)
         if self._begin_release():
-            self._proven = self._client._hot(Return, timeout, self._loan)
+            self._proven = self._client._hot(Return, wait, self._loan)
         return self._proven
 
     def exchange(
@@ -312,15 +309,16 @@ class Borrowed(Views):
 
         Raises LoanLostError where what was read until now is to be dropped; then nothing is borrowed.
         """
+        wait = self._client._seconds(timeout)
         if not self._begin_release():
-            return self._client.borrow(keys, dialog, timeout=timeout)
+            return self._client.borrow(keys, dialog, timeout=wait)
         try:
-            self._proven, loan = self._client._exchange(self._loan, keys, dialog, timeout)
+            self._proven, loan = self._client._exchange(self._loan, keys, dialog, wait)
         except ClientError as strict:
             raise lost() from strict
         following = Borrowed(self._client, loan)
         if not self._proven:
-            following.release(timeout=timeout)
+            following.release(timeout=wait)
             raise lost()
         return following
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from typing import Any, Literal
 
@@ -44,6 +45,13 @@ class ClientView:
     def counters(self) -> dict[str, int]:
         """Calls that met no gateway (`unavailable`), a deadline or a refusal; sessions made and lost."""
         return dict(self._engine.counters)
+
+    def _seconds(self, timeout: float | None) -> float:
+        """How long a call may take, or ValueError: every call has a deadline."""
+        seconds = self._engine.config.timeout if timeout is None else timeout
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"timeout is {seconds}: it must be more than 0 seconds, and not for ever")
+        return seconds
 
     def _no_session(self, config: ClientConfig) -> ClientError:
         """Why a strict client has no session."""

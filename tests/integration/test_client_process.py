@@ -140,7 +140,83 @@ client.close()
 """
 
 
-@pytest.mark.parametrize("program", [FORKING_CLIENT, FORKING_BUSY_CLIENT], ids=["idle", "busy"])
+# Forks while four threads wait for replies, of whom one reads the socket. An alarm ends a child that hangs.
+FORKING_WAITING_CLIENT = """
+import os, signal, sys, threading
+from integration.client import ClientConfig, client_class
+client = client_class(None)(ClientConfig(socket=sys.argv[1]))
+assert client.wait_connected(30)
+ended = threading.Event()
+def call():
+    while not ended.is_set():
+        client.exists([bytes(32)], 1)
+threads = [threading.Thread(target=call) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(500):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        assert client.exists([bytes(32)], 1) == [False]
+        assert client.alloc(1, 1) == []
+        assert not client.wait_connected(60)
+        client.close()
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 0, status
+ended.set()
+for thread in threads:
+    thread.join()
+assert client.counters == {"sessions": 1}, client.counters
+client.close()
+"""
+
+
+# A signal's handler forks: within the client's lock, and within a call, which goes on in the child.
+FORKING_HANDLER = """
+import os, signal, sys, threading
+from integration.client import ClientConfig, client_class
+client = client_class(None)(ClientConfig(socket=sys.argv[1]))
+assert client.wait_connected(30)
+children = []
+def fork(number, frame):
+    child = os.fork()
+    children.append(child)
+    if child == 0:
+        signal.alarm(30)
+    handled.set()
+handled = threading.Event()
+signal.signal(signal.SIGUSR1, fork)
+with client._lock:
+    signal.raise_signal(signal.SIGUSR1)
+if children[-1] == 0:
+    assert client.exists([bytes(32)], 1) == [False]
+    os._exit(0)
+def interrupt():
+    for _ in range(20):
+        handled.wait()
+        handled.clear()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+thread = threading.Thread(target=interrupt)
+thread.start()
+while len(children) < 21:
+    client.exists([bytes(32)], 1, timeout=1)
+    if children[-1] == 0:
+        os._exit(0)
+thread.join()
+for child in children:
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 0, status
+assert client.counters == {"sessions": 1}, client.counters
+client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [FORKING_CLIENT, FORKING_BUSY_CLIENT, FORKING_WAITING_CLIENT, FORKING_HANDLER],
+    ids=["idle", "busy", "waiting", "handler"],
+)
 def test_a_forked_child_touches_nothing_of_its_parents_session(
     gateway: Program, path: Path, program: str
 ) -> None:
@@ -149,10 +225,71 @@ def test_a_forked_child_touches_nothing_of_its_parents_session(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
+
+
+# Meets a limit of descriptors, as another part of its process may have used them up for a while.
+CROWDED_CLIENT = """
+import os, resource, sys, time
+from integration.client import ClientConfig, client_class
+def wait_until(probe):
+    end = time.monotonic() + 30
+    while not probe():
+        assert time.monotonic() < end, client.last_error
+        time.sleep(0.01)
+def crowd(left):
+    held = []
+    try:
+        while True:
+            held.append(os.dup(0))
+    except OSError:
+        pass
+    for _ in range(left):
+        os.close(held.pop())
+    return held
+def relax(held):
+    for descriptor in held:
+        os.close(descriptor)
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+settings = {"backoff_first": 0.01, "backoff_cap": 0.05, "arena_bytes": 0}
+client = client_class(None)(ClientConfig(socket=sys.argv[1], **settings))
+assert client.wait_connected(30)
+pool = os.memfd_create("pool")
+os.truncate(pool, 4096)
+# The region's own two: what its frame is to carry may find none.
+held = crowd(2)
+region = client.register(pool)
+relax(held)
+wait_until(lambda: region.registered)
+assert client.wait_connected(30)
+print('{"event": "registered"}', flush=True)
+wait_until(lambda: not client.connected)
+# The socket of the next attempt and the gateway's pidfd.
+held = crowd(2)
+print('{"event": "crowded"}', flush=True)
+wait_until(lambda: client.connected or "open files" in str(client.last_error))
+relax(held)
+assert client.wait_connected(30), client.last_error
+wait_until(lambda: region.registered)
+client.close()
+print('{"event": "done"}', flush=True)
+"""
+
+
+def test_descriptors_that_are_used_up_for_a_while_cost_a_session_at_most(
+    gateway: Program, path: Path
+) -> None:
+    with Program([sys.executable, "-c", CROWDED_CLIENT, str(path)], name="crowded") as program:
+        program.wait_event("registered")
+        gateway.kill()
+        path.unlink()
+        program.wait_event("crowded")
+        with Program(python_module("tests.support.gateway", "--socket", str(path)), name="second") as second:
+            second.wait_event("ready")
+            program.wait_event("done")
 
 
 def test_the_client_imports_nothing_but_the_standard_library() -> None:

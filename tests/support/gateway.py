@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,8 @@ MAGIC = 0x31564B41
 HELLO, ALLOC, FREE, PUT, GET, EXISTS, DELETE, STATS, REGISTER, UNREGISTER, RELEASED = range(1, 12)
 OK, MISS, NOT_STORED, TOO_LARGE, NO_SUCH_BLOCK, TOO_SMALL, LATE = range(7)
 BUSY, AUTH_REQUIRED, AUTH_FAILED, BAD_REQUEST = 1, 2, 3, 4
-NO_MEMORY = 6
+NO_MEMORY, FRAME_NO_SUCH_BLOCK = 6, 7
+BORROW, RETURN, NOT_CACHED = 12, 13, 7
 INLINE = 0xFFFF
 ALIGN = 4096
 
@@ -45,6 +47,8 @@ class Limits:
     max_arena: int = 1 << 30
     max_entries: int = 16_384
     max_regions: int = 4
+    # Of the memory in which blocks are lent; 0: none are.
+    lent_bytes: int = 0
 
 
 @dataclass
@@ -67,7 +71,11 @@ class Session:
         self.sock = sock
         self.namespace = ""
         self.arena: mmap.mmap | None = None
-        self.arena_fd = -1
+        self.memory_fds: list[int] = []
+        # Where blocks are lent, how far it is used, and how often each offset is borrowed.
+        self.cache: mmap.mmap | None = None
+        self.cache_used = 0
+        self.borrowed: Counter[int] = Counter()
         self.leased: dict[int, int] = {}
         self.regions: dict[int, mmap.mmap] = {}
         self.descriptors: list[int] = []
@@ -91,8 +99,8 @@ class Session:
                     ).start()
                 else:
                     self._answer(opcode, status, count, request, dialog, body)
-        if self.arena_fd >= 0:
-            os.close(self.arena_fd)
+        for descriptor in self.memory_fds:
+            os.close(descriptor)
 
     def _later(self, *frame: int | bytes) -> None:
         self.gateway.faults.let_go.wait(60)
@@ -122,6 +130,8 @@ class Session:
             STATS: self._stats,
             REGISTER: self._register,
             UNREGISTER: self._unregister,
+            BORROW: self._borrow,
+            RETURN: self._return,
         }
         result = handlers[opcode](count, body)
         if result is None:
@@ -137,8 +147,8 @@ class Session:
             self._send(rewritten, opcode == HELLO and reply_status == OK)
 
     def _send(self, frame: bytes, welcome: bool) -> None:
-        if welcome and self.arena_fd >= 0:
-            rights = array.array("i", [self.arena_fd])
+        if welcome and self.memory_fds:
+            rights = array.array("i", self.memory_fds)
             sent = self.sock.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             frame = frame[sent:]
         self.sock.sendall(frame)
@@ -164,13 +174,16 @@ class Session:
             welcome_mac = hmac.digest(secret, b"akv-welcome-1" + text, "sha256")
         limits = self.gateway.limits
         arena = min(wanted, limits.max_arena) if features & 1 and self.sock.family == socket.AF_UNIX else 0
+        lent = limits.lent_bytes if arena and features & 4 else 0
         if arena:
-            self._make_arena(arena)
+            self.arena = self._make_memory(arena)
+        if lent:
+            self.cache = self._make_memory(lent)
         regions = features & 2 and self.sock.family == socket.AF_UNIX and limits.max_regions
         fields = (
             1,
             0,
-            int(bool(arena)) | (2 if regions else 0),
+            int(bool(arena)) | (2 if regions else 0) | (4 if lent else 0),
             arena,
             ALIGN,
             limits.max_batch,
@@ -181,13 +194,17 @@ class Session:
         reply = struct.pack("<HHIQIIIIIIQ32s", *fields, *most, id(self), welcome_mac)
         if regions:
             reply += struct.pack("<IIQ", limits.max_regions, 0, 1 << 30)
+        if lent:
+            reply += struct.pack("<QII", lent, 1 << 14, 0)
         return OK, reply
 
-    def _make_arena(self, size: int) -> None:
-        self.arena_fd = os.memfd_create("akv-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.arena_fd, size)
-        fcntl.fcntl(self.arena_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        self.arena = mmap.mmap(self.arena_fd, size)
+    def _make_memory(self, size: int) -> mmap.mmap:
+        """Memory of which the client gets the descriptor."""
+        descriptor = os.memfd_create("akv-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self.memory_fds.append(descriptor)
+        return mmap.mmap(descriptor, size)
 
     def _alloc(self, count: int, body: bytes) -> tuple[int, bytes]:
         assert self.arena is not None
@@ -228,6 +245,28 @@ class Session:
 
     def _unregister(self, count: int, body: bytes) -> tuple[int, bytes]:
         del self.regions[struct.unpack("<H6x", body)[0]]
+        return OK, b""
+
+    def _borrow(self, count: int, body: bytes) -> tuple[int, bytes]:
+        assert self.cache is not None
+        reply = b""
+        for i in range(count):
+            data = self.gateway.store.get((self.namespace, body[i * 32 : i * 32 + 32]))
+            if data is None:
+                reply += struct.pack("<IIQ", NOT_CACHED, 0, 0)
+                continue
+            offset, end = self.cache_used, self.cache_used + len(data)
+            self.cache[offset:end] = data
+            self.cache_used = -(-end // ALIGN) * ALIGN
+            self.borrowed[offset] += 1
+            reply += struct.pack("<IIQ", OK, len(data), offset)
+        return OK, reply
+
+    def _return(self, count: int, body: bytes) -> tuple[int, bytes]:
+        returned = Counter(struct.unpack(f"<{count}Q", body))
+        if not returned <= self.borrowed:
+            return FRAME_NO_SUCH_BLOCK, b"not borrowed so often"
+        self.borrowed -= returned
         return OK, b""
 
     def _put(self, count: int, body: bytes) -> tuple[int, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,3 +27,12 @@ def gateway(path: Path) -> Iterator[ReferenceGateway]:
 def client(gateway: ReferenceGateway, path: Path) -> Iterator[Client]:
     with connect(socket=str(path), arena_bytes=1 << 20) as connected:
         yield connected
+
+
+@pytest.fixture
+def pool() -> Iterator[int]:
+    """A memfd that can be a region."""
+    descriptor = os.memfd_create("pool")
+    os.truncate(descriptor, 1 << 16)
+    yield descriptor
+    os.close(descriptor)

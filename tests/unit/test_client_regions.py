@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,18 +27,10 @@ pytestmark = pytest.mark.usefixtures("implementation")
 BYTES = 1 << 16
 
 
-@pytest.fixture
-def memory() -> Iterator[int]:
-    descriptor = os.memfd_create("region")
-    os.truncate(descriptor, BYTES)
-    yield descriptor
-    os.close(descriptor)
-
-
 def test_blocks_of_a_region_go_and_come_by_reference(
-    gateway: ReferenceGateway, client: Client, memory: int
+    gateway: ReferenceGateway, client: Client, pool: int
 ) -> None:
-    region = client.register(memory, offset=4096)
+    region = client.register(pool, offset=4096)
     assert region.registered
     assert len(region.view) == BYTES - 4096
     source, into = region.block(100, 5000), region.block(8000, 6000)
@@ -47,7 +39,7 @@ def test_blocks_of_a_region_go_and_come_by_reference(
     assert client.put(KEYS[:2], [source, leased], 1) == [Status.OK, Status.OK]
     assert client.get(KEYS[:1], [into], 1) == [Got(Status.OK, 5000)]
     assert bytes(into.view[:5000]) == b"s" * 5000
-    assert os.pread(memory, 5000, 4096 + 8000) == b"s" * 5000
+    assert os.pread(pool, 5000, 4096 + 8000) == b"s" * 5000
     assert gateway.batches(PUT) == [2], "both memories go in one frame"
     assert not into.busy
     assert client.unregister(region)
@@ -57,8 +49,8 @@ def test_blocks_of_a_region_go_and_come_by_reference(
         region.block(0, 1)
 
 
-def test_blocks_of_a_region_do_not_share_bytes(client: Client, memory: int) -> None:
-    region = client.register(memory, length=8192)
+def test_blocks_of_a_region_do_not_share_bytes(client: Client, pool: int) -> None:
+    region = client.register(pool, length=8192)
     block = region.block(1000, 1000)
     assert region.block(1000, 1000) is block
     for offset, length in ((999, 2), (1999, 1), (0, 8192), (1000, 999)):
@@ -74,14 +66,35 @@ def test_blocks_of_a_region_do_not_share_bytes(client: Client, memory: int) -> N
     assert region.block(1500, 500) is not block
 
 
-def test_only_what_lies_inside_a_file_can_be_a_region(client: Client, memory: int) -> None:
+def test_a_session_that_begins_meanwhile_is_told_once(
+    path: Path, pool: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateways: list[ReferenceGateway] = []
+
+    def begin_session(client: Client, *arguments: Any) -> Any:
+        gateways.append(ReferenceGateway(path))
+        assert client.wait_connected(30)
+        return run(client, *arguments)
+
+    with connect(socket=str(path), wait=0.01, backoff_first=0.01, backoff_cap=0.05) as client:
+        run = Client._run
+        monkeypatch.setattr(Client, "_run", begin_session)
+        region = client.register(pool)
+        monkeypatch.undo()
+        assert region.registered
+        assert client.stats()["leased_bytes"] == 0
+        assert gateways[0].batches(REGISTER) == [1]
+        gateways[0].close()
+
+
+def test_only_what_lies_inside_a_file_can_be_a_region(client: Client, pool: int) -> None:
     for offset, length in ((0, BYTES + 1), (1, 100), (BYTES, None), (0, 0)):
         with pytest.raises(ValueError, match="a region of"):
-            client.register(memory, offset=offset, length=length)
+            client.register(pool, offset=offset, length=length)
 
 
-def test_a_new_session_has_the_regions_too(gateway: ReferenceGateway, client: Client, memory: int) -> None:
-    region = client.register(memory)
+def test_a_new_session_has_the_regions_too(gateway: ReferenceGateway, client: Client, pool: int) -> None:
+    region = client.register(pool)
     block = region.block(0, 4096)
     gateway.disconnect()
     wait_until(lambda: client.counters.get("sessions") == 2 and region.registered, "a new session")
@@ -90,10 +103,10 @@ def test_a_new_session_has_the_regions_too(gateway: ReferenceGateway, client: Cl
     assert len(gateway.batches(REGISTER)) == 2
 
 
-def test_a_region_that_is_refused_is_sent_inline(path: Path, memory: int) -> None:
+def test_a_region_that_is_refused_is_sent_inline(path: Path, pool: int) -> None:
     with ReferenceGateway(path, limits=Limits(max_regions=1)) as gateway:
         with connect(socket=str(path)) as client:
-            first, second = client.register(memory), client.register(memory)
+            first, second = client.register(pool), client.register(pool)
             assert (first.registered, second.registered) == (True, False)
             assert isinstance(client.last_error, RequestRefusedError)
             block = second.block(0, 3000)
@@ -102,15 +115,15 @@ def test_a_region_that_is_refused_is_sent_inline(path: Path, memory: int) -> Non
             assert client.get(KEYS[:1], [first.block(0, 3000)], 1) == [Got(Status.OK, 3000)]
         gateway.limits.max_regions = 0
         with connect(socket=str(path)) as client:
-            block = client.register(memory).block(0, 3000)
+            block = client.register(pool).block(0, 3000)
             assert client.put(KEYS[:1], [block], 1) == [Status.OK]
         with connect(socket=str(path), regions=False, strict=True) as client:
-            assert not client.register(memory).registered
+            assert not client.register(pool).registered
 
 
-def test_tcp_has_no_regions(memory: int) -> None:
+def test_tcp_has_no_regions(pool: int) -> None:
     with ReferenceGateway() as gateway, connect(socket=None, port=gateway.port) as client:
-        region = client.register(memory)
+        region = client.register(pool)
         block = region.block(0, 3000)
         block.view[:] = b"t" * 3000
         assert client.put(KEYS[:1], [block], 1) == [Status.OK]
@@ -120,9 +133,9 @@ def test_tcp_has_no_regions(memory: int) -> None:
 
 
 def test_a_late_block_is_busy_until_the_gateway_releases_it(
-    gateway: ReferenceGateway, client: Client, memory: int
+    gateway: ReferenceGateway, client: Client, pool: int
 ) -> None:
-    region = client.register(memory)
+    region = client.register(pool)
     first, second = region.block(0, 100), region.block(4096, 100)
     assert client.put(KEYS[:2], [first, second], 1) == [Status.OK] * 2
     answered: list[bytes] = []
@@ -148,9 +161,9 @@ def test_a_late_block_is_busy_until_the_gateway_releases_it(
 
 
 def test_memory_of_an_unanswered_unregister_is_busy(
-    gateway: ReferenceGateway, client: Client, memory: int
+    gateway: ReferenceGateway, client: Client, pool: int
 ) -> None:
-    region = client.register(memory)
+    region = client.register(pool)
     gateway.faults.withheld.add(UNREGISTER)
     assert not client.unregister(region, timeout=0.2)
     assert region.busy
@@ -160,21 +173,21 @@ def test_memory_of_an_unanswered_unregister_is_busy(
 
 @pytest.mark.parametrize("body", [b"", bytes(8), b"\xff\xff" + bytes(6), bytes(9)])
 def test_an_impossible_answer_ends_the_session(
-    gateway: ReferenceGateway, client: Client, memory: int, body: bytes
+    gateway: ReferenceGateway, client: Client, pool: int, body: bytes
 ) -> None:
     def rewritten(opcode: int, frame: bytes) -> bytes:
         wrong = frame[:4] + struct.pack("<I", len(body)) + frame[8:32] + body
         return wrong if opcode == REGISTER and len(gateway.batches(REGISTER)) == 1 else frame
 
     gateway.faults.rewrite = rewritten
-    region = client.register(memory)
+    region = client.register(pool)
     wait_until(lambda: client.counters.get("sessions") == 2 and region.registered, "a new session")
     assert client.counters["sessions_lost"] == 1
 
 
-async def test_asyncio_has_regions(gateway: ReferenceGateway, path: Path, memory: int) -> None:
+async def test_asyncio_has_regions(gateway: ReferenceGateway, path: Path, pool: int) -> None:
     async with await AsyncClient.connect(socket=str(path), strict=True) as client:
-        region = await client.register(memory)
+        region = await client.register(pool)
         assert isinstance(region, Region)
         blocks = [region.block(offset, 1000) for offset in range(0, 8000, 1000)]
         assert await client.put(KEYS, blocks, 1) == [Status.OK] * 8

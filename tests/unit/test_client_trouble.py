@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.client import (
+    AsyncClient,
     Client,
     DeadlineExceededError,
     GatewayUnavailableError,
@@ -241,3 +244,23 @@ def test_strict_deadline(gateway: ReferenceGateway, path: Path) -> None:
         gateway.faults.withheld = {EXISTS}
         with pytest.raises(DeadlineExceededError):
             client.match_prefix(KEYS[:1], 1, timeout=0.05)
+
+
+async def test_an_unexpected_error_costs_a_session_and_not_the_client(
+    gateway: ReferenceGateway, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_once(**ready: bool) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError
+
+    async def check(client: Client | AsyncClient) -> None:
+        monkeypatch.setattr(client._engine, "handle_io", break_once)
+        gateway.disconnect()
+        await asyncio.to_thread(wait_until, lambda: client.counters["sessions"] == 2, "another session")
+        assert client.connected
+
+    settings: dict[str, Any] = {"socket": str(path), "backoff_first": 0.01}
+    with connect(**settings) as client:
+        await check(client)
+    async with await AsyncClient.connect(**settings) as other:
+        await check(other)

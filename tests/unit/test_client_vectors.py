@@ -73,8 +73,9 @@ class _Arena:
     def block(self, offset: int, length: int) -> Block:
         return Block(memoryview(bytearray(length)), offset, self._lease)
 
-    def forget(self, block: Block) -> None:
+    def forget(self, block: Block) -> bool:
         block.drop()
+        return True
 
 
 def _view(step: dict[str, str]) -> SessionView:

@@ -109,12 +109,14 @@ nb::object Call::result(double seconds) {
       const nb::gil_scoped_release unlocked;
       waited = stream_->wait(exchange_, slice);
     }
-    if (waited == Waited::timed_out && PyErr_CheckSignals() != 0) throw nb::python_error();
+    // Also where the reply came: what a handler raises after the result was given would lose it.
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   } while (waited == Waited::timed_out && Clock::now() < end);
   if (waited != Waited::replied) return nb::none();
   nb::object made = decode();
   if (!made.is_valid()) return nb::none();
   codec_->release(blocks_);
+  answered_ = true;
   return made;
 }
 

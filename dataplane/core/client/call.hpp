@@ -45,6 +45,8 @@ class Call {
   [[nodiscard]] nb::object result(double seconds);
   // The blocks stay held and the reply, come or not, is one of the stream's others.
   void disown();
+  // The result was given: the blocks are held no longer.
+  [[nodiscard]] bool answered() const noexcept { return answered_; }
 
   [[nodiscard]] std::uint64_t request_id() const noexcept { return exchange_->request_id; }
   [[nodiscard]] const std::shared_ptr<Stream>& stream() const noexcept { return stream_; }
@@ -68,6 +70,7 @@ class Call {
   CallKind kind_;
   nb::tuple blocks_;
   std::shared_ptr<Exchange> exchange_;
+  bool answered_{false};
 };
 
 }  // namespace akv::client

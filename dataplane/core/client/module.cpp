@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -72,6 +73,16 @@ std::unique_ptr<Call> begin_borrow(const Session& session, nb::handle keys, std:
   return Call::keyed(session, CallKind::borrow, keys, dialog, told);
 }
 
+// What the operating system refused is an OSError, as Python's own sockets raise it.
+void translate_system_error(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  }
+}
+
 void bind_stream(nb::module_& module) {
   nb::class_<Stream>(module, "Stream")
       .def("has_room", &Stream::has_room)
@@ -99,6 +110,7 @@ void bind_calls(nb::module_& module) {
   nb::class_<Call>(module, "Call")
       .def("result", &Call::result)
       .def("disown", &Call::disown)
+      .def_prop_ro("answered", &Call::answered)
       .def_prop_ro("request_id", &Call::request_id)
       .def_prop_ro("stream", &Call::stream);
   nb::class_<Session>(module, "Session")
@@ -123,6 +135,7 @@ void bind_calls(nb::module_& module) {
 NB_MODULE(_native, module) {
   // A client that lives until its process ends is no leak.
   nb::set_leak_warnings(false);
+  nb::register_exception_translator(&translate_system_error);
   bind_stream(module);
   bind_calls(module);
 }
