@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -244,6 +245,34 @@ TEST_F(GatewayEngine, TakenAddressesAreOneClearLine) {
   EXPECT_NE(why(other).find("is no socket"), std::string::npos);
   other.client_socket = "/" + std::string(120, 'x');
   EXPECT_NE(why(other).find("too long"), std::string::npos);
+  other.client_socket.clear();
+  EXPECT_EQ(why(other), "client_socket is empty; write the path of a Unix socket");
+}
+
+// Only a socket that takes the connection is another gateway's.
+TEST_F(GatewayEngine, ASocketThatCantBeTriedIsNotSaidToBeInUse) {
+  const std::string path = directory.file("gateway.sock");
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  path.copy(name.sun_path, sizeof name.sun_path - 1);
+  const UniqueFd other(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(other.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name), 0);
+  const auto why = [&path] {
+    try {
+      static_cast<void>(listen_unix(path));
+    } catch (const ListenError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(why().find("Protocol wrong type for socket"), std::string::npos) << why();
+  rlimit descriptors{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = descriptors.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string told = why();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &descriptors), 0);
+  EXPECT_NE(told.find("Too many open files"), std::string::npos) << told;
 }
 
 TEST_F(GatewayEngine, ASocketThatNobodyAnswersOnIsReplacedAndPrivate) {

@@ -1,6 +1,10 @@
 // Memory that clients register: transfers in it, its limits, and when it is released.
 #include <fcntl.h>
 
+#include <memory>
+#include <system_error>
+#include <vector>
+
 #include "gateway_region_support.hpp"
 #include "kv/envelope.hpp"
 
@@ -110,6 +114,20 @@ TEST_F(GatewayRegion, LimitsAreKept) {
   EXPECT_EQ(bench.shared.regions->used(), 2 * kBytes);
   EXPECT_EQ(enroll(file.get(), 0, 4096)->number<std::uint16_t>(0), 2U);
   EXPECT_EQ(bench.counter(Counter::regions_refused), 2U);
+}
+
+TEST_F(GatewayRegion, WhereNoMoreCanBeMappedTheFileIsNotBlamed) {
+  std::vector<std::unique_ptr<GuardedMapping>> others;
+  try {
+    for (;;)
+      others.push_back(std::make_unique<GuardedMapping>(file.get(), 0, 4096));
+  } catch (const std::system_error& full) {
+    ASSERT_EQ(full.code(), std::errc::no_space_on_device);
+  }
+  EXPECT_EQ(enroll(file.get(), 0, 4096)->status(), FrameStatus::no_memory);
+  EXPECT_EQ(bench.shared.regions->used(), kBytes);
+  others.pop_back();
+  EXPECT_EQ(enroll(file.get(), 0, 4096)->number<std::uint16_t>(0), 2U);
 }
 
 TEST_F(GatewayRegion, OnlyMemoryThatCanBeMappedIsTaken) {

@@ -5,6 +5,7 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 #include <utility>
 
@@ -38,6 +39,10 @@ GuardedMapping map(int fd, std::uint64_t offset, std::uint64_t length) {
   try {
     return GuardedMapping(fd, offset, (length + page - 1) / page * page);
   } catch (const std::system_error& failure) {
+    // Mappings or address space ran out, which says nothing about the file.
+    const int error = failure.code().value();
+    if (error == ENOSPC || error == ENOMEM)
+      throw NoRoomForRegion{"the gateway has no room for another region"};
     throw BadRegion{"the file can't be mapped for reading and writing: " + failure.code().message()};
   }
 }

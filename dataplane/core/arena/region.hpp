@@ -20,6 +20,11 @@ struct BadRegion {
   std::string text;
 };
 
+// There is no room for another region, whatever its descriptor; for the client.
+struct NoRoomForRegion {
+  std::string text;
+};
+
 // A part of a memfd or of a file in /dev/shm, mapped here as the client has it mapped. The client may shrink
 // the file at any time: then the mapping is broken() and its session ends. Kept alive by the session and by
 // each batch that refers to it; when the last of them is gone it is unmapped. What is not const belongs to
@@ -27,7 +32,7 @@ struct BadRegion {
 class Region {
  public:
   // [offset, offset + length) of the file. Takes over `reservation`, which has `length` bytes. Throws
-  // BadRegion.
+  // BadRegion or NoRoomForRegion.
   Region(std::uint16_t number, UniqueFd file, std::uint64_t offset, Reservation reservation);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

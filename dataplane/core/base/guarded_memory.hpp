@@ -16,7 +16,7 @@ namespace akv {
 class GuardedMapping {
  public:
   // Maps `bytes` (>= 1) of the file from `offset` on, shared, for reading and writing. Throws
-  // std::system_error when the kernel refuses, or when 4,096 mappings are guarded already.
+  // std::system_error when the kernel refuses, or (ENOSPC) when 4,096 mappings are guarded already.
   GuardedMapping(int fd, std::uint64_t offset, std::size_t bytes);
   ~GuardedMapping();
   GuardedMapping(const GuardedMapping&) = delete;

@@ -52,7 +52,8 @@ std::unique_ptr<addrinfo, AddressDeleter> resolve(const std::string& address, st
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
+  if (path.empty()) throw ListenError("client_socket is empty; write the path of a Unix socket");
+  if (path.size() >= sizeof address.sun_path) {
     throw ListenError("client_socket " + path + " is too long for a Unix socket; choose a shorter path");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
@@ -63,17 +64,26 @@ const sockaddr* generic(const sockaddr_un& address) {
   return reinterpret_cast<const sockaddr*>(&address);
 }
 
-// Takes away the socket file of a process that has ended; throws when somebody still answers there.
+// 0 when somebody answers at a socket file, else why not.
+int knock(const std::string& path, const sockaddr_un& address) {
+  const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!probe) throw ListenError("client_socket " + path + " can't be listened on: " + reason(errno));
+  return ::connect(probe.get(), generic(address), sizeof address) == 0 ? 0 : errno;
+}
+
+// Takes away the socket file of a process that has ended; throws when that is not certain.
 void remove_stale(const std::string& path, const sockaddr_un& address) {
   struct stat info{};
   if (::lstat(path.c_str(), &info) != 0) return;
   if (!S_ISSOCK(info.st_mode))
     throw ListenError("client_socket " + path + " is there and is no socket; move it away");
-  const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const bool dead = ::connect(probe.get(), generic(address), sizeof address) != 0 && errno == ECONNREFUSED;
-  if (!dead)
+  const int error = knock(path, address);
+  if (error == 0 || error == EAGAIN)  // its backlog is full
     throw ListenError("client_socket " + path +
                       " is in use by another gateway; stop it or choose another path");
+  if (error != ECONNREFUSED)
+    throw ListenError("client_socket " + path + " is there, and who listens on it can't be told: " +
+                      reason(error) + "; move it away or choose another path");
   ::unlink(path.c_str());
 }
 

@@ -95,6 +95,8 @@ void Session::take_register(const Frame& frame) {
         std::make_shared<arena::Region>(number, std::move(file), wanted.offset, std::move(reservation));
     if (place == regions_.end()) place = regions_.insert(place, Registered{});
     place->region = std::move(region);
+  } catch (const arena::NoRoomForRegion& full) {
+    return refuse_region(frame, wire::FrameStatus::no_memory, full.text);
   } catch (const arena::BadRegion& bad) {
     context_.counters.add(Counter::regions_refused);
     throw wire::BadBody{bad.text};
