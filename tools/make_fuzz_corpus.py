@@ -65,7 +65,7 @@ def gateway() -> Iterator[bytes]:
 
 
 def nvme() -> Iterator[bytes]:
-    """One PDU of each kind in each role, a KV command, a list of keys."""
+    """One PDU of each kind in each role, and KV commands."""
     sizes = {0: 128, 1: 128, 2: 24, 3: 24, 4: 72, 5: 24, 6: 24, 7: 24, 9: 24}
     for kind, size in sizes.items():
         common = struct.pack("<BBBBI", kind, 0, size, 0, size)
@@ -82,7 +82,6 @@ def nvme() -> Iterator[bytes]:
             + struct.pack("<II", 4096, 16)
             + b"k" * 16
         )
-    yield b"\2" + struct.pack("<IH", 2, 1) + b"a\0" + _u16(3) + b"abc\0\0\0"
 
 
 def bring_up() -> Iterator[bytes]:

@@ -16,7 +16,6 @@ namespace {
 
 enum Tag : std::uint32_t { kBringUp, kKeepAlive, kAsyncEvent, kControllerStatus, kLogPage, kAbort };
 
-constexpr std::chrono::milliseconds kReadyPoll{20};
 constexpr std::uint32_t kMostAborts = 16;
 static_assert(kMostAborts + 4 < kAdminDepth);
 // A card that was live for less is flapping: its backoff goes on growing.

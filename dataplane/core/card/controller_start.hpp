@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -32,6 +33,7 @@ struct Identity {
 // What follows an answer in a dialog of one command at a time. wait_and_send: the controller is not ready
 // yet, ask again a little later.
 enum class NextStep : std::uint8_t { send, wait_and_send, done, failed };
+inline constexpr std::chrono::milliseconds kReadyPoll{20};  // the little later
 
 class ControllerStart {
  public:

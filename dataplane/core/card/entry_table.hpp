@@ -37,7 +37,6 @@ class EntryTable {
   }
 
   [[nodiscard]] bool full() const noexcept { return free_.empty(); }
-  [[nodiscard]] bool empty() const noexcept { return free_.size() == entries_.size(); }
   [[nodiscard]] Entry& operator[](std::uint32_t index) noexcept { return entries_[index]; }
 
   // Accepted and not timed out; not to be called when full.

@@ -15,7 +15,6 @@ using nvme::Cns;
 using Next = IdentifyWalk::Next;
 
 constexpr std::size_t kMaxNamespaces = 32;  // bounds what a strange list can cost
-constexpr std::chrono::milliseconds kReadyPoll{20};
 
 template <std::size_t N>
 std::string text_of(const char (&field)[N]) {

@@ -40,6 +40,14 @@ struct IoRequest {
   CardKey key{};
   std::span<const iovec> data;  // store: value; retrieve: destination; in order, at most 8 vectors
 
+  // Of `data`.
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    std::uint64_t total = 0;
+    for (const iovec& vector : data)
+      total += vector.iov_len;
+    return total;
+  }
+
   // Store: `data` is read from now on, and was not before. Called once for a store whose data is read, before
   // completed(). May change the bytes. Must not submit.
   virtual void sending() noexcept {}

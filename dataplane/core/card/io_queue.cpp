@@ -19,13 +19,6 @@ constexpr std::uint64_t kPreparedAtOnce = std::uint64_t{256} << 10U;
 // A worker whose timer comes so late did not run meanwhile.
 constexpr std::chrono::milliseconds kLate{10};
 
-std::uint64_t total_bytes(std::span<const iovec> data) noexcept {
-  std::uint64_t total = 0;
-  for (const iovec& vector : data)
-    total += vector.iov_len;
-  return total;
-}
-
 nvme::KvOpcode opcode_of(IoOp op) noexcept {
   switch (op) {
     case IoOp::store:
@@ -78,7 +71,7 @@ bool NvmeIoQueue::ready() const noexcept {
 bool NvmeIoQueue::submit(IoRequest& request) noexcept {
   if (!ready() || entries_.full() || inflight() >= facts_.queue_depth) return false;
   const auto bytes = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(total_bytes(request.data), std::numeric_limits<std::uint32_t>::max()));
+      std::min<std::uint64_t>(request.bytes(), std::numeric_limits<std::uint32_t>::max()));
   const std::uint32_t index = entries_.accept(request, reactor_.now() + card_.config->io_timeout, bytes);
   if (next_to_send_ == kNoEntry) next_to_send_ = index;
   counters_.inflight.add();

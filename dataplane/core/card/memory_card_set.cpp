@@ -20,33 +20,26 @@ struct KeyHash {
   std::size_t operator()(const CardKey& key) const noexcept { return load_le<std::uint64_t>(key.data()); }
 };
 
-std::uint64_t total_bytes(std::span<const iovec> data) noexcept {
-  std::uint64_t total = 0;
-  for (const iovec& vector : data)
-    total += vector.iov_len;
-  return total;
-}
-
 // The values of one card, shared by all workers; the oldest leave first.
 class ValueMap {
  public:
   explicit ValueMap(std::uint64_t capacity) : capacity_(capacity) {}
 
-  IoResult store(const CardKey& key, std::span<const iovec> data) {
-    const std::uint64_t size = total_bytes(data);
+  IoResult store(const IoRequest& request) {
+    const std::uint64_t size = request.bytes();
     if (size > capacity_) return {IoStatus::no_space, 0, 0};
     std::vector<std::byte> value(size);
     std::size_t at = 0;
-    for (const iovec& vector : data) {
+    for (const iovec& vector : request.data) {
       if (vector.iov_len > 0) std::memcpy(value.data() + at, vector.iov_base, vector.iov_len);
       at += vector.iov_len;
     }
     const std::lock_guard lock(mutex_);
-    erase(key);
+    erase(request.key);
     while (used_ + size > capacity_)
       erase(order_.front());
-    order_.push_back(key);
-    values_.emplace(key, Value{std::move(value), std::prev(order_.end())});
+    order_.push_back(request.key);
+    values_.emplace(request.key, Value{std::move(value), std::prev(order_.end())});
     used_ += size;
     return {IoStatus::ok, 0, 0};
   }
@@ -141,14 +134,14 @@ class MemoryQueue final : public IoQueue {
   }
 
   [[nodiscard]] static std::uint64_t moved_bytes(const IoRequest& request, const IoResult& result) noexcept {
-    const std::uint64_t size = total_bytes(request.data);
+    const std::uint64_t size = request.bytes();
     return request.op == IoOp::retrieve ? std::min<std::uint64_t>(size, result.value_size) : size;
   }
 
   [[nodiscard]] IoResult execute(IoRequest& request) noexcept {
     switch (request.op) {
       case IoOp::store:
-        if (total_bytes(request.data) > config_.max_value_bytes) return {IoStatus::too_large, 0, 0};
+        if (request.bytes() > config_.max_value_bytes) return {IoStatus::too_large, 0, 0};
         request.sending();
         return store(request);
       case IoOp::retrieve:
@@ -163,7 +156,7 @@ class MemoryQueue final : public IoQueue {
 
   [[nodiscard]] IoResult store(const IoRequest& request) noexcept {
     try {
-      return values_.store(request.key, request.data);
+      return values_.store(request);
     } catch (const std::bad_alloc&) {
       return {IoStatus::no_space, 0, 0};
     }

@@ -9,6 +9,7 @@
 
 #include "card/identify.hpp"
 #include "card/uuid.hpp"
+#include "nvme/connect.hpp"
 
 namespace {
 
@@ -17,7 +18,6 @@ using Json = nlohmann::ordered_json;
 constexpr int kRefused = 1;
 constexpr int kUsageError = 2;
 constexpr int kUnreachable = 3;
-constexpr std::size_t kMaxNqn = 223;
 
 struct Arguments {
   std::string transport{"tcp"};
@@ -43,14 +43,15 @@ akv::nvme::Uuid host_id() {
 }
 
 akv::card::IdentifyTarget to_target(const Arguments& arguments) {
-  if (arguments.nqn.empty() || arguments.nqn.size() > kMaxNqn) {
+  if (arguments.nqn.empty() || arguments.nqn.size() > akv::nvme::kNqnMaxBytes) {
     throw std::invalid_argument("nqn must have 1 to 223 bytes");
   }
   const auto id = host_id();
   const std::string host = arguments.host_nqn.empty()
                                ? "nqn.2014-08.org.nvmexpress:uuid:" + akv::card::format_uuid(id)
                                : arguments.host_nqn;
-  if (host.size() > kMaxNqn) throw std::invalid_argument("host-nqn must have at most 223 bytes");
+  if (host.size() > akv::nvme::kNqnMaxBytes)
+    throw std::invalid_argument("host-nqn must have at most 223 bytes");
   return {.address = akv::fabric::TcpAddress(arguments.traddr, arguments.trsvcid),
           .subsystem_nqn = arguments.nqn,
           .host_nqn = host,

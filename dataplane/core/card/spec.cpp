@@ -3,10 +3,11 @@
 #include <set>
 #include <stdexcept>
 
+#include "nvme/connect.hpp"
+
 namespace akv::card {
 namespace {
 
-constexpr std::size_t kMaxNqn = 223;
 constexpr std::size_t kMaxSerial = 20;  // bytes of the SN field of Identify Controller
 
 void check_spec(const CardSpec& card) {
@@ -14,7 +15,7 @@ void check_spec(const CardSpec& card) {
     throw std::invalid_argument("card \"" + card.serial + "\": " + what);
   };
   if (card.serial.empty() || card.serial.size() > kMaxSerial) refuse("the serial must have 1 to 20 bytes");
-  if (card.nqn.empty() || card.nqn.size() > kMaxNqn) refuse("the NQN must have 1 to 223 bytes");
+  if (card.nqn.empty() || card.nqn.size() > nvme::kNqnMaxBytes) refuse("the NQN must have 1 to 223 bytes");
 }
 
 }  // namespace

@@ -35,12 +35,6 @@ class Command final : public card::IoRequest {
   Command& operator=(const Command&) = delete;
 
   [[nodiscard]] Entry& target() const noexcept { return batch->entries[entry]; }
-  [[nodiscard]] std::uint64_t bytes() const noexcept {
-    std::uint64_t total = 0;
-    for (const iovec& vector : data)
-      total += vector.iov_len;
-    return total;
-  }
   // Envelope and payload as two vectors: the envelope is never in memory that a client can write.
   void set_value(std::byte* payload, std::size_t length) noexcept {
     vectors_ = {iovec{envelope.data(), envelope.size()}, iovec{payload, length}};

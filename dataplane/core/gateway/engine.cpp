@@ -4,12 +4,12 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <functional>
 #include <stdexcept>
 #include <system_error>
 
 #include "base/events.hpp"
+#include "card/outstanding.hpp"
 #include "kv/keys.hpp"
 
 namespace akv::gateway {
@@ -50,25 +50,6 @@ void pin(std::thread& thread, int core) {
                             "core " + std::to_string(core) + " can't be used");
   }
 }
-
-// Counts down from other threads.
-class Latch {
- public:
-  explicit Latch(std::size_t count) : left_(count) {}
-  void count_down() {
-    const std::lock_guard lock(mutex_);
-    if (--left_ == 0) changed_.notify_all();
-  }
-  [[nodiscard]] bool wait(std::chrono::milliseconds patience) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, patience, [this] { return left_ == 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::size_t left_;
-};
 
 std::vector<card::CardSpec> specs_of(const Plan& plan) {
   std::vector<card::CardSpec> specs;
@@ -162,15 +143,16 @@ void Engine::accept(UniqueFd socket, bool local) {
 
 // Runs `task` on each worker's thread and waits for all.
 void Engine::run_everywhere(const std::function<void(Worker&)>& task, std::chrono::milliseconds patience) {
-  const auto latch = std::make_shared<Latch>(workers_.size());
+  const auto outstanding = std::make_shared<card::Outstanding>();
   for (const auto& worker : workers_) {
-    const bool posted = worker->reactor().post([task, latch, target = worker.get()] {
+    outstanding->add();
+    const bool posted = worker->reactor().post([task, outstanding, target = worker.get()] {
       task(*target);
-      latch->count_down();
+      outstanding->done();
     });
     if (!posted) throw std::runtime_error("a worker's mailbox is full; the dataplane is overloaded");
   }
-  if (!latch->wait(patience)) throw std::runtime_error("a worker did not answer in time");
+  if (!outstanding->wait_for_none(patience)) throw std::runtime_error("a worker did not answer in time");
 }
 
 bool Engine::apply_plan(Plan plan) {

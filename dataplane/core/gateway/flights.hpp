@@ -52,7 +52,6 @@ class Flights {
   }
   // The leader has its answer.
   [[nodiscard]] Flight land(std::uint64_t hash) { return std::move(flights_.extract(hash).mapped()); }
-  [[nodiscard]] bool empty() const noexcept { return flights_.empty(); }
 
  private:
   std::unordered_map<std::uint64_t, Flight> flights_;  // by the hash of the name, which is keyed already

@@ -73,7 +73,8 @@ bool prepare_put(Command& command, std::uint32_t max_value_bytes, Outcomes& outc
   }
   const bool whole = split->count() == 1;
   if (!whole) begin_segments(command, *split);
-  // The checksums are of zeros where the client's memory went away meanwhile, and would vouch for them.
+  // Segments have their checksums already: of zeros where the client's memory went away meanwhile, and they
+  // would vouch for them. A value in one piece has its checksum to come, and seal() asks again.
   if (!is_there(entry)) {
     outcomes.fail(*command.batch, command.entry, Why::memory_lost);
     return false;

@@ -37,14 +37,6 @@ Sqe make_set_queues(std::uint16_t queues) {
   return set_feature(Feature::number_of_queues, zero_based | (zero_based << 16U));
 }
 
-Sqe make_set_keep_alive(std::uint32_t kato_ms) {
-  return set_feature(Feature::keep_alive_timer, kato_ms);
-}
-
-Sqe make_set_command_set_profile(std::uint16_t index) {
-  return set_feature(Feature::io_command_set_profile, index);
-}
-
 Sqe make_keep_alive() {
   auto sqe = admin(AdminOpcode::keep_alive);
   sqe.sgl = transport_sgl(0);

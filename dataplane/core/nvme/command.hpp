@@ -125,8 +125,6 @@ enum class Feature : std::uint8_t {
 [[nodiscard]] Sqe make_identify(std::uint8_t cns, std::uint32_t nsid, std::uint8_t csi = 0);
 // `queues` is the count of I/O queues wanted, 1 to 65,535 (the command carries it 0's based).
 [[nodiscard]] Sqe make_set_queues(std::uint16_t queues);
-[[nodiscard]] Sqe make_set_keep_alive(std::uint32_t kato_ms);
-[[nodiscard]] Sqe make_set_command_set_profile(std::uint16_t index);
 [[nodiscard]] Sqe make_keep_alive();
 [[nodiscard]] Sqe make_async_event_request();
 // `events`: bits as in Identify Controller's OAES (Feature 0Bh). What is not asked for is not told.

@@ -1,7 +1,5 @@
 #include "nvme/kv.hpp"
 
-#include "base/bytes.hpp"
-
 namespace akv::nvme {
 namespace {
 
@@ -53,22 +51,6 @@ std::optional<KvCommand> parse_kv(const Sqe& sqe) {
                    .options = static_cast<std::uint8_t>(sqe.cdw11 >> 8U),
                    .size = sqe.cdw10,
                    .key = load_key(sqe, length)};
-}
-
-std::optional<std::vector<KvKey>> parse_key_list(std::span<const std::byte> data) {
-  if (data.size() < kListHeaderBytes) return std::nullopt;
-  const auto count = load_le<std::uint32_t>(data.data());
-  data = data.subspan(kListHeaderBytes);
-  std::vector<KvKey> keys;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (data.size() < 2) return std::nullopt;
-    const auto length = load_le<std::uint16_t>(data.data());
-    const auto entry = list_entry_bytes(length);
-    if (length == 0 || length > kKvKeyMaxBytes || data.size() < entry) return std::nullopt;
-    keys.push_back(*make_kv_key(data.subspan(2, length)));
-    data = data.subspan(entry);
-  }
-  return keys;
 }
 
 }  // namespace akv::nvme

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "nvme/command.hpp"
 
@@ -52,7 +51,5 @@ inline constexpr std::size_t kListHeaderBytes = 4;
 [[nodiscard]] constexpr std::size_t list_entry_bytes(std::size_t key_bytes) noexcept {
   return (2 + key_bytes + 3) & ~std::size_t{3};
 }
-// nullopt when a length runs out of `data` or is not one of a key.
-[[nodiscard]] std::optional<std::vector<KvKey>> parse_key_list(std::span<const std::byte> data);
 
 }  // namespace akv::nvme

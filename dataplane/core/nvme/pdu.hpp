@@ -132,8 +132,6 @@ struct R2t {
 };
 static_assert(sizeof(R2t) == 24);
 
-inline constexpr std::size_t kMaxHeaderBytes = kIcPduBytes;
-
 // How this connection frames PDUs in one direction: `pda` is CPDA where the controller receives, HPDA where
 // the host does.
 struct Framing {
