@@ -9,7 +9,8 @@ namespace akv::gateway::test {
 
 class GatewayCache : public GatewayTransfer {
  protected:
-  explicit GatewayCache(std::uint64_t cache = 512U << 10U) : GatewayTransfer(quick(), cache) {}
+  explicit GatewayCache(std::uint64_t cache = 512U << 10U, Limits limits = quick())
+      : GatewayTransfer(limits, cache) {}
   void SetUp() override {
     GatewayTransfer::SetUp();
     place = alloc(kLength);

@@ -118,13 +118,13 @@ void HotBlocks::land() {
     leader.leads = false;
     const Flight flight = flights_.land(names_.hasher(leader.key));
     for (const EntryRef& waiting : flight.waiting)
-      share(waiting, leader, landed.reason);
+      share(waiting, leader, landed);
   }
 }
 
-void HotBlocks::share(const EntryRef& waiting, const Entry& leader, Counter reason) {
-  // What became of the leader's memory is no matter of others.
-  if (reason == Counter::miss_memory_lost) return ask_again(waiting);
+void HotBlocks::share(const EntryRef& waiting, const Entry& leader, const Landed& landed) {
+  // The first of those who ask again leads, with memory of its own: so it ends.
+  if (!landed.is_of_block) return ask_again(waiting);
   Batch& batch = *waiting.batch;
   const Entry& entry = batch.entries[waiting.index];
   if (leader.status == wire::EntryStatus::ok || leader.status == wire::EntryStatus::too_small) {
@@ -141,7 +141,7 @@ void HotBlocks::share(const EntryRef& waiting, const Entry& leader, Counter reas
     return outcomes_.hit(batch, waiting.index, leader.value_length);
   }
   outcomes_.counters().add(Counter::gets_shared);
-  outcomes_.miss(batch, waiting.index, reason);
+  outcomes_.miss(batch, waiting.index, landed.reason);
 }
 
 void HotBlocks::ask_again(const EntryRef& entry) {

@@ -91,7 +91,7 @@ class HotBlocks {
   [[nodiscard]] BlockName name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept;
   [[nodiscard]] BlockName name_of(const Batch& batch, std::uint32_t index) const noexcept;
   void give(Batch& batch, std::uint32_t index, std::span<const std::byte> from);
-  void share(const EntryRef& waiting, const Entry& leader, Counter reason);
+  void share(const EntryRef& waiting, const Entry& leader, const Landed& landed);
   void ask_again(const EntryRef& entry);
 
   ReadCache& cache_;

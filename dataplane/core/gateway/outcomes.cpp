@@ -56,6 +56,14 @@ Counter loss_reason(Why why) noexcept {
   return Counter::lost_card_error;
 }
 
+// Whether a miss has nothing to do with the entry's client: how long its batch waited, whether the client is
+// still there, and what it did to its memory.
+bool is_of_block(Counter reason, const Entry& entry) noexcept {
+  // The client may have written to its block before the checksum was taken.
+  if (reason == Counter::miss_payload_crc) return !entry.is_shared();
+  return reason != Counter::miss_deadline && reason != Counter::miss_memory_lost;
+}
+
 // No gateway stores such a value, whatever its namespace, version and layout.
 bool is_damage(kv::Mismatch what) noexcept {
   return what == kv::Mismatch::short_value || what == kv::Mismatch::magic ||
@@ -161,7 +169,7 @@ void Outcomes::resolve(Batch& batch, std::uint32_t index, wire::EntryStatus stat
   Entry& entry = batch.entries[index];
   entry.status = status;
   entry.resolved = true;
-  if (entry.leads) landed_.push_back({batch.shared_from_this(), index, reason});
+  if (entry.leads) landed_.push_back({batch.shared_from_this(), index, reason, is_of_block(reason, entry)});
   --batch.unresolved;
   settle(batch);
 }

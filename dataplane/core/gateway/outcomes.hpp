@@ -29,11 +29,12 @@ enum class Why : std::uint8_t {
 
 [[nodiscard]] Why why_of(card::IoStatus status) noexcept;
 
-// An entry that others wait for has its status; `reason` is that of a miss.
+// An entry that others wait for has its status.
 struct Landed {
   std::shared_ptr<Batch> batch;
   std::uint32_t index{0};
-  Counter reason{Counter::miss_not_found};
+  Counter reason{Counter::miss_not_found};  // of a miss
+  bool is_of_block{true};  // the card or the value is the reason, so that it is one for others too
 };
 
 class Outcomes {
