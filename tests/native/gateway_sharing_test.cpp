@@ -1,6 +1,9 @@
 // Who waits for the answer to another's GET: what becomes of it when that one fails.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "gateway/turns.hpp"
 #include "gateway_cache_support.hpp"
 
 namespace akv::gateway::test {
@@ -86,6 +89,102 @@ TEST_F(GatewaySharingDeadline, IsAnsweredWhenTheFirstOnesDeadlinePasses) {
   const auto reply = client.reply();
   ASSERT_TRUE(reply);
   expect_block(*reply);
+}
+
+// Many wait for one large block, while the card's commands are few.
+class GatewaySharingMuch : public GatewayCache {
+ protected:
+  GatewaySharingMuch() : GatewayCache(512U << 10U, few_commands()) {}
+  static Limits few_commands() {
+    Limits limits;
+    limits.tick = 1h;  // none comes between
+    limits.card_commands = 4;
+    return limits;
+  }
+  // The card holds the question of `leader`.
+  void many_wait() {
+    large = alloc(kLarge);
+    fill(large, payload_of(kLarge, 1));
+    ASSERT_EQ(put(1, large, kLarge), EntryStatus::ok);
+    fill(large, Bytes(kLarge));
+    ASSERT_TRUE(leader.hello(0));
+    queue().hold = true;
+    leader.send(frame(Opcode::get, Entries().add(key_of(1), 0, kLarge, wire::kRegionInline).body, 1, 10));
+    wait_held(1);
+    Entries entries;
+    for (unsigned i = 0; i < kMany; ++i)
+      entries.add(key_of(1), large, kLarge);
+    client.send(frame(Opcode::get, entries.body, kMany, 11));
+    bench.turn(5);
+    ASSERT_EQ(queue().held.size(), 1U);
+  }
+  [[nodiscard]] std::uint64_t shared() const { return bench.counter(Counter::gets_shared); }
+
+  static constexpr std::uint32_t kLarge = 60'000;
+  static constexpr unsigned kMany = 60;
+  TestClient leader{bench};
+  std::uint64_t large{0};
+};
+
+TEST_F(GatewaySharingMuch, IsCopiedInParts) {
+  many_wait();
+  queue().answer(0);
+  std::uint64_t most = 0;
+  while (shared() < kMany) {
+    const std::uint64_t before = shared();
+    ASSERT_TRUE(bench.turn_until([&] { return shared() > before; }));
+    most = std::max(most, shared() - before);
+  }
+  // A turn of the reactor looks at its timers as well as at its sockets.
+  constexpr std::uint64_t kPart = (1U << 20U) + kLarge;
+  EXPECT_LE(most * kLarge, 2 * kPart) << "other sockets have their turn between";
+  const auto answer = leader.reply();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(Bytes(answer->body.begin() + 8, answer->body.end()), payload_of(kLarge, 1));
+  const auto reply = client.reply();
+  ASSERT_TRUE(reply);
+  for (unsigned i = 0; i < kMany; ++i)
+    EXPECT_EQ(reply->entry(i, 8), EntryStatus::ok);
+  EXPECT_EQ(content(large, kLarge), payload_of(kLarge, 1));
+  EXPECT_TRUE(bench.worker.idle());
+}
+
+TEST_F(GatewaySharingMuch, IsChargedToNobodyElse) {
+  TestClient other(bench);
+  ASSERT_TRUE(other.hello(0, "other"));
+  Entries stored;
+  stored.add(key_of(5), 0, 100, wire::kRegionInline);
+  append(stored.body, payload_of(100, 5));
+  ASSERT_EQ(other.call(frame(Opcode::put, stored.body, 1, 2))->entry(0, 4), EntryStatus::ok);
+  const Entries cached = Entries().add(key_of(5), 0, 100, wire::kRegionInline);
+  ASSERT_EQ(other.call(frame(Opcode::get, cached.body, 1, 3))->entry(0, 8), EntryStatus::ok);
+
+  many_wait();
+  constexpr unsigned kInLine = 4096;
+  Bytes keys;
+  for (unsigned i = 0; i < kInLine; ++i)
+    append(keys, key_of(100 + i));
+  client.send(frame(Opcode::exists, keys, kInLine, 12));
+  wait_held(few_commands().card_commands);
+  queue().answer(0);
+  ASSERT_TRUE(bench.turn_until([this] { return shared() == kMany; }));
+  ASSERT_TRUE(client.reply());
+
+  Entries two = cached;
+  two.add(key_of(5), 0, 100, wire::kRegionInline);
+  other.send(frame(Opcode::get, two.body, 2, 4));
+  bench.turn(5);
+  // Commands that are with the card already, and one quantum of the other namespace.
+  const unsigned most = few_commands().card_commands + Turns::kQuantum / 4096 + 1;
+  unsigned answered = 0;
+  while (other.received.empty() && answered <= most) {
+    queue().answer(0);
+    ++answered;
+    bench.turn(2);
+    other.receive();
+  }
+  EXPECT_LE(answered, most);
+  let_go();
 }
 
 }  // namespace

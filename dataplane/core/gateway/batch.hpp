@@ -92,8 +92,9 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::uint32_t unreleased{0};       // commands that hold buffers; beyond the unanswered ones: the late
   std::vector<std::uint32_t> more;   // entries with further segments to ask the card for
   std::vector<std::uint32_t> again;  // entries that waited for another's answer in vain
+  std::uint32_t awaited{0};          // entries with a status that others wait for and were not given yet
   bool waiting{false};               // stands in its lane's line
-  bool settled{false};               // every entry has its status, every command an answer
+  bool settled{false};               // every entry has its status, every command an answer, nobody waits
   bool finished{false};              // the sink was told
 
   [[nodiscard]] bool is_inline() const noexcept { return payload != nullptr; }

@@ -112,36 +112,54 @@ void HotBlocks::discard(Arrival& arrival) {
   if (const auto room = std::exchange(arrival.room, std::nullopt)) cache_.cancel(*room);
 }
 
-void HotBlocks::land() {
-  for (const Landed& landed : outcomes_.take_landed()) {
-    Entry& leader = landed.batch->entries[landed.index];
-    leader.leads = false;
-    const Flight flight = flights_.land(names_.hasher(leader.key));
-    for (const EntryRef& waiting : flight.waiting)
-      share(waiting, leader, landed);
+void HotBlocks::begin_landing(Landed landed) {
+  Batch& batch = *landed.batch;
+  Entry& leader = batch.entries[landed.index];
+  leader.leads = false;
+  Flight flight = flights_.land(names_.hasher(leader.key));
+  if (flight.waiting.empty()) return outcomes_.given(batch);
+  landing_.push_back({.landed = std::move(landed), .waiting = std::move(flight.waiting)});
+}
+
+void HotBlocks::land(std::size_t most) {
+  for (Landed& landed : outcomes_.take_landed())
+    begin_landing(std::move(landed));
+  std::size_t copied = 0;
+  for (; !landing_.empty(); landing_.pop_front()) {
+    Landing& first = landing_.front();
+    for (; first.next < first.waiting.size(); ++first.next) {
+      if (copied > most) return;
+      share(first.waiting[first.next], first.landed, copied);
+    }
+    outcomes_.given(*first.landed.batch);
   }
 }
 
-void HotBlocks::share(const EntryRef& waiting, const Entry& leader, const Landed& landed) {
+// Answers who waits as the other was answered, or lets it ask the card. Adds to `copied`.
+void HotBlocks::share(const EntryRef& waiting, const Landed& landed, std::size_t& copied) {
   // The first of those who ask again leads, with memory of its own: so it ends.
   if (!landed.is_of_block) return ask_again(waiting);
   Batch& batch = *waiting.batch;
   const Entry& entry = batch.entries[waiting.index];
-  if (leader.status == wire::EntryStatus::ok || leader.status == wire::EntryStatus::too_small) {
-    if (leader.value_length > entry.length) {
-      return outcomes_.too_small(batch, waiting.index, leader.value_length);
-    }
-    if (leader.status == wire::EntryStatus::too_small) return ask_again(waiting);
-    // The leader's client can write to its memory at any time: only the copy counts.
-    std::memcpy(entry.memory, leader.memory, leader.value_length);
-    if (crc32c({entry.memory, leader.value_length}) != leader.value_crc) return ask_again(waiting);
-    copied_ += leader.value_length;
-    if (entry.is_lost()) return outcomes_.fail(batch, waiting.index, Why::memory_lost);
-    outcomes_.counters().add(Counter::gets_shared);
-    return outcomes_.hit(batch, waiting.index, leader.value_length);
+  const Entry& leader = landed.batch->entries[landed.index];
+  const std::uint32_t length = leader.value_length;
+  Counters& counters = outcomes_.counters();
+  if (leader.status == wire::EntryStatus::miss) {
+    counters.add(Counter::gets_shared);
+    return outcomes_.miss(batch, waiting.index, landed.reason);
   }
-  outcomes_.counters().add(Counter::gets_shared);
-  outcomes_.miss(batch, waiting.index, landed.reason);
+  if (length > entry.length) {
+    counters.add(Counter::gets_shared);
+    return outcomes_.too_small(batch, waiting.index, length);
+  }
+  if (leader.status == wire::EntryStatus::too_small) return ask_again(waiting);
+  // The leader's client can write to its memory at any time: only the copy counts.
+  std::memcpy(entry.memory, leader.memory, length);
+  copied += length;
+  if (crc32c({entry.memory, length}) != leader.value_crc) return ask_again(waiting);
+  counters.add(Counter::gets_shared);
+  if (entry.is_lost()) return outcomes_.fail(batch, waiting.index, Why::memory_lost);
+  outcomes_.hit(batch, waiting.index, length);
 }
 
 void HotBlocks::ask_again(const EntryRef& entry) {

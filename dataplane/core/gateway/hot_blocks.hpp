@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,8 +72,10 @@ class HotBlocks {
   // Gives room back that keep() did not use.
   void discard(Arrival& arrival);
 
-  // Answers those who waited for entries that have their status now.
-  void land();
+  // Answers those who waited for entries that have their status now, until more than `most` bytes were copied
+  // to them. The others are answered by further calls.
+  void land(std::size_t most);
+  [[nodiscard]] bool landing() const noexcept { return !landing_.empty(); }
   // Batches with entries that must ask the card themselves after all.
   [[nodiscard]] std::vector<std::shared_ptr<Batch>> take_again() { return std::exchange(again_, {}); }
 
@@ -80,10 +83,17 @@ class HotBlocks {
   void begin_write(const Batch& batch, std::uint32_t index) noexcept;
   void end_write(const Batch& batch, std::uint32_t index) noexcept;
 
-  // Bytes that were copied to clients since the last call.
+  // Bytes that settle_get() copied to clients since the last call.
   [[nodiscard]] std::uint64_t take_copied() noexcept { return std::exchange(copied_, 0); }
 
  private:
+  // An answer on its way to those who waited for it.
+  struct Landing {
+    Landed landed;
+    std::vector<EntryRef> waiting;
+    std::size_t next{0};
+  };
+
   static constexpr std::size_t kAhead = 32;
 
   void ask_ahead(std::span<const BlockName> names) const noexcept;
@@ -91,7 +101,8 @@ class HotBlocks {
   [[nodiscard]] BlockName name_of(const kv::EngineKey& key, const SpaceId& space) const noexcept;
   [[nodiscard]] BlockName name_of(const Batch& batch, std::uint32_t index) const noexcept;
   void give(Batch& batch, std::uint32_t index, std::span<const std::byte> from);
-  void share(const EntryRef& waiting, const Entry& leader, const Landed& landed);
+  void begin_landing(Landed landed);
+  void share(const EntryRef& waiting, const Landed& landed, std::size_t& copied);
   void ask_again(const EntryRef& entry);
 
   ReadCache& cache_;
@@ -99,6 +110,7 @@ class HotBlocks {
   Outcomes& outcomes_;
   std::uint64_t lane_;
   Flights flights_;
+  std::deque<Landing> landing_;
   std::vector<std::shared_ptr<Batch>> again_;
   std::uint64_t copied_{0};
 };

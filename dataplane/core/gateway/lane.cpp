@@ -1,5 +1,6 @@
 #include "gateway/lane.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace akv::gateway {
@@ -8,7 +9,8 @@ namespace {
 // What is charged to a session for each command, and for each answer that needs none, besides their bytes.
 constexpr std::int64_t kCommandCost = 4096;
 constexpr std::int64_t kLocalCost = 64;
-// Of the latter at most so much in a row before other sockets are looked at.
+// Of what needs no command at most so much in a row, in bytes that are copied, before other sockets are
+// looked at.
 constexpr std::int64_t kLocalWork = std::int64_t{1} << 20U;
 
 bool writes(const Command& command) noexcept {
@@ -41,18 +43,18 @@ void Lane::line_up(std::shared_ptr<Batch> batch) {
 // Runs after each event that brought batches or answers: asks the card for more, then tells what is done.
 void Lane::turn() {
   pump();
-  while (outcomes_.any_landed() || outcomes_.any_done())
-    settle();
+  settle();
 }
 
 void Lane::settle() {
-  hot_.land();
+  hot_.land(static_cast<std::size_t>(kLocalWork));
   for (auto& batch : hot_.take_again()) {
     line_up(std::move(batch));
     after_.request();
   }
   for (const auto& batch : outcomes_.take_done())
     report(batch);
+  if (hot_.landing()) go_on_later();
 }
 
 void Lane::pump() {
@@ -100,9 +102,7 @@ bool Lane::serve(card::IoQueue& queue, std::int64_t& local_work) {
     return true;
   }
   if (serve_here(*batch, *work)) {
-    const std::int64_t cost = kLocalCost + static_cast<std::int64_t>(hot_.take_copied());
-    local_work += cost;
-    turns_.charge(cost);
+    charge_here(batch->entries[work->entry], queue.max_value_bytes(), local_work);
     return true;
   }
   Command& command = acquire(batch, *work);
@@ -127,6 +127,14 @@ bool Lane::serve_here(Batch& batch, const Work& work) {
       break;
   }
   return false;
+}
+
+void Lane::charge_here(const Entry& entry, std::uint32_t max_value_bytes, std::int64_t& local_work) {
+  const auto copied = static_cast<std::int64_t>(hot_.take_copied());
+  local_work += kLocalCost + copied;
+  // Who waits for another's answer pays for the bytes now that it is its turn, as for a command of its own:
+  // when they are copied it may be anybody's.
+  turns_.charge(kLocalCost + (entry.resolved ? copied : std::min(entry.length, max_value_bytes)));
 }
 
 bool Lane::send(card::IoQueue& queue, Command& command) {

@@ -58,7 +58,8 @@ class Lane final : public CommandOwner {
   void tick();
   // Nothing waits and no command holds buffers. A lane must be idle when it is destroyed.
   [[nodiscard]] bool idle() const noexcept {
-    return turns_.empty() && refused_ == nullptr && inflight_ == 0 && !outcomes_.any_done();
+    return turns_.empty() && refused_ == nullptr && inflight_ == 0 && !outcomes_.any_landed() &&
+           !hot_.landing() && !outcomes_.any_done();
   }
 
   // What of this card's blocks needs no command.
@@ -76,6 +77,7 @@ class Lane final : public CommandOwner {
   void settle();
   [[nodiscard]] bool serve(card::IoQueue& queue, std::int64_t& local_work);
   [[nodiscard]] bool serve_here(Batch& batch, const Work& work);
+  void charge_here(const Entry& entry, std::uint32_t max_value_bytes, std::int64_t& local_work);
   void go_on_later();
   [[nodiscard]] bool send(card::IoQueue& queue, Command& command);
   [[nodiscard]] bool retry_refused(card::IoQueue& queue);

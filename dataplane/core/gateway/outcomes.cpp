@@ -169,13 +169,21 @@ void Outcomes::resolve(Batch& batch, std::uint32_t index, wire::EntryStatus stat
   Entry& entry = batch.entries[index];
   entry.status = status;
   entry.resolved = true;
-  if (entry.leads) landed_.push_back({batch.shared_from_this(), index, reason, is_of_block(reason, entry)});
+  if (entry.leads) {
+    landed_.push_back({batch.shared_from_this(), index, reason, is_of_block(reason, entry)});
+    ++batch.awaited;
+  }
   --batch.unresolved;
   settle(batch);
 }
 
+void Outcomes::given(Batch& batch) {
+  --batch.awaited;
+  settle(batch);
+}
+
 void Outcomes::settle(Batch& batch) {
-  if (batch.settled || batch.unresolved != 0 || batch.unanswered != 0) return;
+  if (batch.settled || batch.unresolved != 0 || batch.unanswered != 0 || batch.awaited != 0) return;
   batch.settled = true;
   done_.push_back(batch.shared_from_this());
 }

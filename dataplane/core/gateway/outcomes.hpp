@@ -60,6 +60,8 @@ class Outcomes {
   [[nodiscard]] bool take_damaged() noexcept { return std::exchange(damaged_, false); }
 
   [[nodiscard]] Counters& counters() noexcept { return counters_; }
+  // Those who waited for an entry of the batch have been answered, so that its memory may be used again.
+  void given(Batch& batch);
   // Adds the batch to those that are done when nothing of it is open any more.
   void settle(Batch& batch);
   // The batches that are done since the last call: every entry has its status, and but for late commands
