@@ -236,6 +236,52 @@ TEST_F(GatewayCache, ACardThatWasAwayIsAskedAnew) {
   EXPECT_EQ(get(1, place, kLength), EntryStatus::miss);
 }
 
+// A lane that has something under way when its card leaves can't be forgotten yet; its copies are all the
+// same.
+TEST_F(GatewayCache, ACardThatLeftWithAnAnswerUnderWayIsAskedAnew) {
+  store(1, 1);
+  for (const bool answered_before_it_is_back : {true, false}) {
+    store(1, 1);
+    EXPECT_TRUE(loads(1, 1));
+    queue().hold = true;
+    client.send(request(Opcode::get, 2, place, kLength, 10));
+    wait_held(1);
+    bench.route({});
+    if (answered_before_it_is_back) let_go();
+    bench.turn();
+    bench.route({"C0"});
+    let_go();
+    EXPECT_EQ(client.reply()->header.request_id, 10U);
+    queue().values.clear();
+    EXPECT_FALSE(exists(1));
+    EXPECT_EQ(get(1, place, kLength), EntryStatus::miss);
+  }
+}
+
+TEST_F(GatewayCache, AnAnswerOfACardThatLeftIsNoCopyOfTheOneThatCameBack) {
+  store(1, 1);
+  queue().hold = true;
+  client.send(request(Opcode::get, 1, place, kLength, 10));
+  wait_held(1);
+  bench.route({});
+  bench.route({"C0"});
+  let_go();
+  EXPECT_EQ(client.reply()->entry(0, 8), EntryStatus::ok);
+  queue().values.clear();
+  EXPECT_FALSE(exists(1));
+}
+
+TEST_F(GatewayCache, AnotherCardOfTheSameSerialIsAskedAnew) {
+  store(1, 1);
+  EXPECT_TRUE(loads(1, 1));
+  bench.route({"C0"});
+  queue().values.clear();
+  EXPECT_TRUE(exists(1)) << "the plan said nothing new of it";
+  bench.route({"C0"}, 128, "nqn.2026-01.test:b");
+  EXPECT_FALSE(exists(1));
+  EXPECT_EQ(get(1, place, kLength), EntryStatus::miss);
+}
+
 TEST_F(GatewayCache, AnotherNumDbsIsAnotherKeySpace) {
   store(1, 1);
   EXPECT_TRUE(loads(1, 1));

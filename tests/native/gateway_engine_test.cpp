@@ -312,7 +312,7 @@ TEST(GatewayWorkers, AWorkerWithoutAQueueIsServedByOneThatHasIt) {
   first.connect(cards, {&first, &second});
   second.connect(cards, {&first, &second});
   auto routing = std::make_shared<Routing>();
-  routing->routable[0] = "C0";
+  routing->routable[0] = RoutableCard{.serial = "C0", .nqn = {}, .uuid = {}};
   routing->num_dbs = 128;
   first.set_routing(routing);
 

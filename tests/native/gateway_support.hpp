@@ -127,11 +127,12 @@ class Bench {
     route({"C0"});
   }
 
-  void route(const std::vector<std::string>& serials, std::uint32_t num_dbs = 128) {
+  void route(const std::vector<std::string>& serials, std::uint32_t num_dbs = 128,
+             const std::string& nqn = "nqn.2026-01.test:a") {
     auto routing = std::make_shared<Routing>();
     routing->num_dbs = num_dbs;
     for (std::size_t i = 0; i < serials.size(); ++i)
-      routing->routable[i] = serials[i];
+      routing->routable[i] = RoutableCard{.serial = serials[i], .nqn = nqn, .uuid = {}};
     worker.set_routing(routing);
   }
   [[nodiscard]] std::uint64_t counter(Counter which) const { return shared.counters[0].get(which); }

@@ -45,10 +45,19 @@ void check_plan(const Plan& plan) {
   }
 }
 
+const RoutableCard* Routing::find(std::string_view serial) const noexcept {
+  for (const auto& card : routable) {
+    if (card && card->serial == serial) return &*card;
+  }
+  return nullptr;
+}
+
 Routing routing_of(const Plan& plan) {
   Routing routing{.num_dbs = plan.num_dbs, .routable = {}};
   for (const SlotPlan& entry : plan.slots) {
-    if (entry.routable) routing.routable[entry.slot] = entry.card.serial;
+    if (!entry.routable) continue;
+    routing.routable[entry.slot] =
+        RoutableCard{.serial = entry.card.serial, .nqn = entry.card.nqn, .uuid = entry.card.uuid};
   }
   return routing;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "card/card_set.hpp"
@@ -31,10 +32,22 @@ struct Plan {
 // Throws std::invalid_argument with what is wrong, and with which slot.
 void check_plan(const Plan& plan);
 
+// A card that takes dialogs. Where any of it changes, other values may be on it than before.
+struct RoutableCard {
+  std::string serial;
+  std::string nqn;
+  std::string uuid;
+
+  bool operator==(const RoutableCard&) const = default;
+};
+
 // What workers need of it; immutable, swapped as a whole.
 struct Routing {
   std::uint32_t num_dbs{1};
-  std::array<std::optional<std::string>, kv::kSlots> routable;  // serial by slot
+  std::array<std::optional<RoutableCard>, kv::kSlots> routable;  // by slot
+
+  // Null: no slot has it.
+  [[nodiscard]] const RoutableCard* find(std::string_view serial) const noexcept;
 };
 
 [[nodiscard]] Routing routing_of(const Plan& plan);

@@ -1,5 +1,6 @@
 #include "gateway/worker.hpp"
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -90,19 +91,33 @@ void Worker::memory_taken() {
   }
 }
 
+// What is copied and under way from before a card left, or became another, is not the present one's: its lane
+// takes nothing more, and a new one has none of its copies.
 void Worker::set_routing(std::shared_ptr<const Routing> routing) {
-  routing_ = std::move(routing);
+  const auto before = std::exchange(routing_, std::move(routing));
+  for (auto lane = lanes_.begin(); lane != lanes_.end();) {
+    if (is_same_card(*before, lane->first)) {
+      ++lane;
+    } else {
+      leaving_.push_back(std::move(lane->second));
+      lane = lanes_.erase(lane);
+    }
+  }
   forget_unused_lanes();
 }
 
+bool Worker::is_same_card(const Routing& before, std::string_view serial) const noexcept {
+  const RoutableCard* const was = before.find(serial);
+  const RoutableCard* const is = routing_->find(serial);
+  return was != nullptr && is != nullptr && *was == *is;
+}
+
+// A batch of a worker that has not heard of the newest plan makes a lane for a card that is in none.
 void Worker::forget_unused_lanes() {
-  const auto planned = [this](const std::string& serial) {
-    for (const auto& slot : routing_->routable) {
-      if (slot == serial) return true;
-    }
-    return false;
-  };
-  std::erase_if(lanes_, [&planned](const auto& lane) { return lane.second->idle() && !planned(lane.first); });
+  std::erase_if(leaving_, [](const auto& lane) { return lane->idle(); });
+  std::erase_if(lanes_, [this](const auto& lane) {
+    return lane.second->idle() && routing_->find(lane.first) == nullptr;
+  });
 }
 
 void Worker::shut_down_sessions() {
@@ -116,10 +131,8 @@ void Worker::close_sessions() {
 }
 
 bool Worker::idle() const noexcept {
-  for (const auto& [serial, lane] : lanes_) {
-    if (!lane->idle()) return false;
-  }
-  return true;
+  return std::ranges::all_of(lanes_, [](const auto& lane) { return lane.second->idle(); }) &&
+         std::ranges::all_of(leaving_, [](const auto& lane) { return lane->idle(); });
 }
 
 bool Worker::serves(std::string_view serial) noexcept {
@@ -134,8 +147,8 @@ bool Worker::serves(std::string_view serial) noexcept {
 kv::SlotMask Worker::routable_slots() noexcept {
   unsigned mask = 0;
   for (std::size_t slot = 0; slot < kv::kSlots; ++slot) {
-    const auto& serial = routing_->routable[slot];
-    if (serial && serves(*serial)) mask |= 1U << slot;
+    const auto& card = routing_->routable[slot];
+    if (card && serves(card->serial)) mask |= 1U << slot;
   }
   return static_cast<kv::SlotMask>(mask);
 }
@@ -143,7 +156,7 @@ kv::SlotMask Worker::routable_slots() noexcept {
 void Worker::execute(std::shared_ptr<Batch> batch) {
   const auto slot = kv::slot_of(batch->dialog_id, routable_slots());
   if (!slot) return fail(batch, Why::no_card);
-  const std::string& serial = *routing_->routable[*slot];
+  const std::string& serial = routing_->routable[*slot]->serial;
   const auto worker = cards_->serving_worker(index_, serial);
   if (!worker) return fail(batch, Why::no_card);
   if (*worker == index_) return run_on_lane(std::move(batch), serial);
@@ -154,7 +167,7 @@ void Worker::execute(std::shared_ptr<Batch> batch) {
 const HotBlocks* Worker::hot_blocks(std::uint64_t dialog_id) noexcept {
   const auto slot = kv::slot_of(dialog_id, routable_slots());
   if (!slot) return nullptr;
-  const std::string& serial = *routing_->routable[*slot];
+  const std::string& serial = routing_->routable[*slot]->serial;
   if (cards_->serving_worker(index_, serial) != index_) return nullptr;
   const auto lane = lanes_.find(serial);
   return lane != lanes_.end() ? &lane->second->hot() : nullptr;
@@ -229,6 +242,10 @@ void Worker::tick() {
   for (const auto& [serial, lane] : lanes_) {
     if (!lane->idle()) lane->tick();
   }
+  for (const auto& lane : leaving_) {
+    if (!lane->idle()) lane->tick();
+  }
+  forget_unused_lanes();
   wind_timer();
 }
 

@@ -76,6 +76,7 @@ class Worker final : private SessionHost, private BatchSink {
   void tick();
   void wind_timer();
   void forget_unused_lanes();
+  [[nodiscard]] bool is_same_card(const Routing& before, std::string_view serial) const noexcept;
 
   std::size_t index_;
   SharedState& shared_;
@@ -87,6 +88,7 @@ class Worker final : private SessionHost, private BatchSink {
   ReadCache cache_;
   std::uint64_t lanes_made_{0};
   std::map<std::string, std::unique_ptr<Lane>, std::less<>> lanes_;  // by serial
+  std::vector<std::unique_ptr<Lane>> leaving_;                       // end what they have begun
   std::vector<std::unique_ptr<Session>> sessions_;
   std::vector<std::unique_ptr<Session>> ended_;
   AfterEvent bury_;
