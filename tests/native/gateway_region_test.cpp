@@ -88,6 +88,33 @@ TEST_F(GatewayRegion, ALateCardsMemoryIsReleasedByANotice) {
   EXPECT_EQ(get(1, 8192, 5000), EntryStatus::ok);
 }
 
+// The card can only read there: the client's next bytes, which are not what the late PUT's checksum is of.
+TEST_F(GatewayRegion, ALatePutsMemoryIsTheClientsAgainAtOnce) {
+  queue().hold = true;
+  fill(0, payload_of(5000, 1));
+  client.send(request(Opcode::put, 1, 0, 5000));
+  wait_held(1);
+  queue().time_out(0);
+  EXPECT_EQ(client.reply()->entry(0, 4), EntryStatus::not_stored);
+  queue().hold = false;
+  fill(0, payload_of(5000, 2));
+  EXPECT_EQ(put(2, 0, 5000), EntryStatus::ok);
+  EXPECT_EQ(get(2, 0, 5000), EntryStatus::ok);
+  EXPECT_EQ(content(0, 5000), payload_of(5000, 2));
+  client.send(unregister_frame(1, 77));
+  bench.turn(5);
+  client.receive();
+  EXPECT_TRUE(client.received.empty()) << "it stays mapped while the card may read";
+  queue().release_late();
+  const auto done = client.reply();
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->header.request_id, 77U) << "nothing is told of bytes that were not lent";
+  EXPECT_EQ(done->header.opcode, static_cast<std::uint16_t>(Opcode::unregister_region) | wire::kReply);
+  ASSERT_EQ(enroll(file.get(), 0, kBytes)->number<std::uint16_t>(0), 1U);
+  EXPECT_EQ(get(1, 8192, 5000), EntryStatus::miss) << "what the card stored of changed bytes";
+  EXPECT_EQ(bench.counter(Counter::miss_payload_crc), 1U);
+}
+
 TEST_F(GatewayRegion, AClientThatDiesLeavesItsMemoryMappedUntilTheCardLetsGo) {
   ASSERT_EQ(put(1, 0, 5000), EntryStatus::ok);
   queue().hold = true;

@@ -12,6 +12,12 @@ namespace {
 
 constexpr auto kCourierRetry = std::chrono::milliseconds(1);
 
+// Bytes of a region that nothing may name while a late card may write there. A PUT's are the client's again
+// with its reply: the card only reads them, and what it stores of changed ones fails its checksum.
+bool is_lent(const Batch& batch, const Entry& entry) noexcept {
+  return entry.quarantined && entry.region != nullptr && batch.op == BatchOp::get;
+}
+
 }  // namespace
 
 Worker::Courier::~Courier() {
@@ -214,16 +220,15 @@ void Worker::drained(const std::shared_ptr<Batch>& batch) noexcept {
 
 void Worker::finish_here(const std::shared_ptr<Batch>& batch) {
   for (const Entry& entry : batch->entries) {
-    if (!entry.quarantined) continue;
-    if (entry.block != arena::kNoBlock) batch->memory->leases.quarantine(entry.block);
-    if (entry.region != nullptr) entry.region->quarantine(entry.place());
+    if (is_lent(*batch, entry)) entry.region->quarantine(entry.place());
+    if (entry.quarantined && entry.block != arena::kNoBlock) batch->memory->leases.quarantine(entry.block);
   }
   if (batch->session != nullptr) batch->session->finished(batch);
 }
 
 void Worker::drain_here(const std::shared_ptr<Batch>& batch) {
   for (const Entry& entry : batch->entries) {
-    if (entry.quarantined && entry.region != nullptr) entry.region->release_quarantine(entry.place());
+    if (is_lent(*batch, entry)) entry.region->release_quarantine(entry.place());
     if (entry.block == arena::kNoBlock) continue;
     if (entry.quarantined) batch->memory->leases.release_quarantine(entry.block);
     batch->memory->leases.unpin(entry.block);
