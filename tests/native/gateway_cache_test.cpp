@@ -177,6 +177,7 @@ TEST_F(GatewayCache, WhoHasMoreRoomThanTheFirstAsksItself) {
   EXPECT_EQ(status[12], EntryStatus::too_small);
   EXPECT_EQ(status[11], EntryStatus::ok);
   EXPECT_EQ(content(other, kLength), payload_of(kLength, 1));
+  EXPECT_EQ(bench.counter(Counter::gets_shared), 1U) << "the one whose room is too small as well";
 }
 
 TEST_F(GatewayCache, WhoWaitsIsAnsweredWhenTheFirstIsGone) {

@@ -247,6 +247,14 @@ TEST(GatewaySession, AClientThatDoesNotReadIsClosedAndHarmsNoOther) {
   EXPECT_EQ(other.call(stats)->status(), FrameStatus::ok);
 }
 
+TEST(GatewaySession, AConnectionThatCantBeServedIsCounted) {
+  Bench bench;
+  UniqueFd no_socket(::memfd_create("no socket", MFD_CLOEXEC));  // epoll takes no files
+  bench.worker.adopt(std::move(no_socket), true);
+  EXPECT_EQ(bench.counter(Counter::sessions_refused), 1U);
+  EXPECT_EQ(bench.shared.sessions.load(), 0U);
+}
+
 TEST(GatewaySession, OneRequestMoreThanTheCreditsIsBusy) {
   Limits limits;
   limits.credits = 3;

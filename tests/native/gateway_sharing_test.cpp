@@ -47,6 +47,8 @@ TEST_F(GatewaySharing, IsAnsweredWhenTheFirstIsGoneBetweenSegments) {
   const auto reply = client.reply();
   ASSERT_TRUE(reply);
   expect_block(*reply);
+  EXPECT_EQ(bench.counter(Counter::miss_unneeded), 1U);
+  EXPECT_EQ(bench.counter(Counter::miss_deadline), 0U) << "no card was too slow";
 }
 
 // What the first one's client did to it says nothing of the value on the card.

@@ -237,6 +237,8 @@ TEST_F(GatewayTransfer, WhatADeadClientWaitedForIsNotAskedOfTheCard) {
   EXPECT_TRUE(bench.turn_until([&] { return bench.worker.idle(); }));
   EXPECT_LE(queue().values.size(), 4U);
   EXPECT_EQ(bench.shared.arena->used(), 0U);
+  EXPECT_GE(bench.counter(Counter::lost_unneeded), 96U);
+  EXPECT_EQ(bench.counter(Counter::lost_deadline), 0U) << "no card was too slow";
 }
 
 class GatewayTransferDeadline : public GatewayTransfer {

@@ -18,8 +18,9 @@ Counter miss_reason(Why why) noexcept {
     case Why::disconnected:
       return Counter::miss_disconnected;
     case Why::deadline:
-    case Why::unneeded:
       return Counter::miss_deadline;
+    case Why::unneeded:
+      return Counter::miss_unneeded;
     case Why::quarantined:
       return Counter::miss_quarantined;
     case Why::memory_lost:
@@ -42,8 +43,9 @@ Counter loss_reason(Why why) noexcept {
     case Why::disconnected:
       return Counter::lost_disconnected;
     case Why::deadline:
-    case Why::unneeded:
       return Counter::lost_deadline;
+    case Why::unneeded:
+      return Counter::lost_unneeded;
     case Why::quarantined:
       return Counter::lost_quarantined;
     case Why::memory_lost:
@@ -61,7 +63,8 @@ Counter loss_reason(Why why) noexcept {
 bool is_of_block(Counter reason, const Entry& entry) noexcept {
   // The client may have written to its block before the checksum was taken.
   if (reason == Counter::miss_payload_crc) return !entry.is_shared();
-  return reason != Counter::miss_deadline && reason != Counter::miss_memory_lost;
+  return reason != Counter::miss_deadline && reason != Counter::miss_unneeded &&
+         reason != Counter::miss_memory_lost;
 }
 
 // No gateway stores such a value, whatever its namespace, version and layout.

@@ -71,6 +71,7 @@ void Worker::adopt(UniqueFd socket, bool local) {
     session->position = sessions_.size();
     sessions_.push_back(std::move(session));
   } catch (const std::system_error& failure) {
+    shared_.counters[index_].add(Counter::sessions_refused);
     log_event(Level::warning, "session_refused", {{"reason", std::string_view(failure.what())}});
   }
   wind_timer();
