@@ -183,11 +183,13 @@ inline bool send_descriptors(int socket, const std::vector<int>& descriptors,
 
 class TestClient {
  public:
-  explicit TestClient(Bench& bench, bool local = true) : bench_(bench) {
+  // `room`: bytes of replies, about, that the socket takes while the client does not read.
+  explicit TestClient(Bench& bench, bool local = true, int room = 0) : bench_(bench) {
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
       throw std::bad_alloc();
     socket_.reset(pair[0]);
+    if (room != 0) ::setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
     bench.worker.adopt(UniqueFd(pair[1]), local);
   }
 

@@ -13,7 +13,9 @@
 namespace akv::gateway {
 namespace {
 
-constexpr std::size_t kReadsPerEvent = 16;  // then other sessions have their turn
+// Then other sessions have their turn.
+constexpr std::size_t kReadsPerEvent = 16;
+constexpr std::size_t kFramesPerEvent = 64;
 
 }  // namespace
 
@@ -40,6 +42,7 @@ Session::~Session() {
 void Session::close() noexcept {
   if (std::exchange(state_, State::closed) == State::closed) return;
   context_.reactor.remove(socket_.get());
+  context_.reactor.cancel(resumption_);
   socket_.reset();
   for (Batch* const batch : outstanding_) {
     batch->session = nullptr;
@@ -59,43 +62,67 @@ void Session::close() noexcept {
 
 void Session::on_events(std::uint32_t events) noexcept {
   if ((events & EPOLLOUT) != 0) flush();
-  if (state_ != State::closed && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
+  if (state_ == State::closed || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  if (reads()) return read_some();
+  // Nobody waits for the answers, and the event would come again and again.
+  if ((events & (EPOLLHUP | EPOLLERR)) != 0) close();
 }
 
 void Session::read_some() {
+  std::size_t left = kFramesPerEvent;
   for (std::size_t i = 0; i < kReadsPerEvent; ++i) {
     if (state_ == State::closed) return;
     if (state_ == State::closing) return drop_input();
     // What was asked for by a client that does not take the answers stays in the socket.
-    if (output_.pending() > limits().max_output) return flush_.request();
+    if (!reads()) return flush_.request();
     const std::span<std::byte> into = reader_.buffer();
     const long got = receive(into);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) return close();
     reader_.received(static_cast<std::size_t>(got));
-    take_frames();
+    take_frames(left);
     check_descriptors();
     if (static_cast<std::size_t>(got) < into.size()) return;
   }
 }
 
-void Session::take_frames() {
+// At most `left`, and only while the client takes the answers: small requests can have large ones, and many
+// fit one read. What is left waits for resume().
+void Session::take_frames(std::size_t& left) {
+  behind_ = false;
   try {
     while (state_ == State::hello || state_ == State::open) {
+      behind_ = reader_.in_frame() && (left == 0 || !may_take());
+      if (behind_) break;
       auto frame = reader_.next();
       if (!frame) break;
+      --left;
       frame_since_.reset();
       take(*frame);
     }
   } catch (const BadStream& bad) {
     return fail_stream(bad.text, bad.request_id, wire::FrameStatus::bad_request);
   }
-  if (!reader_.in_frame()) {
+  if (behind_) flush_.request();
+  if (behind_ || !reader_.in_frame()) {
     frame_since_.reset();
   } else if (!frame_since_) {
     frame_since_ = context_.reactor.now();
   }
+}
+
+// No event tells of frames that were received already: they are taken after the others' events, as soon as
+// they may be.
+void Session::resume() {
+  if (!behind_ || resumption_ != 0 || !may_take()) return;
+  resumption_ = context_.reactor.call_at(context_.reactor.now(), [this] {
+    resumption_ = 0;
+    std::size_t left = kFramesPerEvent;
+    take_frames(left);
+    check_descriptors();
+    flush_.request();
+  });
 }
 
 // So that the last ERROR arrives: closing a socket with unread bytes would reset the connection.
@@ -125,12 +152,22 @@ void Session::flush() {
       break;
   }
   update_interest();
+  resume();
+}
+
+bool Session::may_take() const noexcept {
+  return output_.pending() <= limits().max_output;
+}
+
+// Bytes that come are looked at now.
+bool Session::reads() const noexcept {
+  return state_ == State::closing || (!behind_ && may_take());
 }
 
 void Session::update_interest() {
   std::uint32_t wanted = 0;
   if (output_.pending() != 0) wanted |= EPOLLOUT;
-  if (state_ == State::closing || output_.pending() <= limits().max_output) wanted |= EPOLLIN;
+  if (reads()) wanted |= EPOLLIN;
   if (std::exchange(interest_, wanted) != wanted) context_.reactor.modify(socket_.get(), wanted);
 }
 
@@ -166,6 +203,7 @@ void Session::begin_closing() {
   state_ = State::closing;
   state_since_ = context_.reactor.now();
   frame_since_.reset();
+  behind_ = false;
   for (Batch* const batch : outstanding_) {
     batch->session = nullptr;
     batch->abandoned.store(true, std::memory_order_relaxed);

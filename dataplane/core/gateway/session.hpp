@@ -91,10 +91,13 @@ class Session final : private FdHandler {
   void read_some();
   [[nodiscard]] long receive(std::span<std::byte> into);
   void take_descriptors(msghdr& message);
-  void take_frames();
+  void take_frames(std::size_t& left);
+  void resume();
   void drop_input();
   void flush();
   void update_interest();
+  [[nodiscard]] bool may_take() const noexcept;
+  [[nodiscard]] bool reads() const noexcept;
   void fail_stream(std::string_view text, std::uint64_t request_id, wire::FrameStatus status);
   void begin_closing();
 
@@ -149,6 +152,8 @@ class Session final : private FdHandler {
   FrameReader reader_;
   Output output_;
   std::uint32_t interest_;
+  bool behind_{false};     // bytes were received that had to wait; more is not read until they are taken
+  TimerId resumption_{0};  // takes them
 
   std::string name_space_;
   kv::Secret secret_{};

@@ -1,0 +1,94 @@
+// What one session may cost the others: output, turns of the worker, memory, time.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include "gateway_support.hpp"
+
+namespace akv::gateway::test {
+namespace {
+
+using wire::FrameStatus;
+using wire::Opcode;
+
+constexpr std::size_t kOneRead = std::size_t{64} << 10U;  // what the gateway takes in one read
+
+// As many frames as one read takes.
+Bytes one_read_of(const Bytes& request) {
+  Bytes bytes;
+  while (bytes.size() + request.size() <= kOneRead)
+    append(bytes, request);
+  return bytes;
+}
+
+// Sends as many as one read takes; the client reads nothing before the gateway has done what it does then.
+std::size_t send_many(Bench& bench, TestClient& client, const Bytes& request) {
+  const Bytes many = one_read_of(request);
+  EXPECT_EQ(::send(client.fd(), many.data(), many.size(), MSG_NOSIGNAL), static_cast<long>(many.size()));
+  bench.turn(100);
+  return many.size() / request.size();
+}
+
+// What the socket took until now.
+std::size_t taken_by_socket(TestClient& client) {
+  std::size_t before = 0;
+  do {
+    before = client.received.size();
+    client.receive();
+  } while (client.received.size() != before);
+  return before;
+}
+
+TEST(GatewayBounds, StatsAreAnsweredOnlyWhileTheClientTakesTheAnswers) {
+  Bench bench;
+  TestClient client(bench);
+  ASSERT_TRUE(client.hello(0));
+  const std::size_t count = send_many(bench, client, frame(Opcode::stats, {}, 0, 1));
+  ASSERT_EQ(count, 2048U);
+  const std::size_t taken = taken_by_socket(client);
+  bench.shared.counters[0].add(Counter::puts);  // so replies tell when they were made
+  std::size_t made = 0;
+  std::size_t one = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto reply = client.reply();
+    ASSERT_TRUE(reply) << i << " of " << count;
+    one = wire::kHeaderBytes + reply->body.size();
+    if (reply->text().find("\"puts\":0") != std::string::npos) made += one;
+  }
+  EXPECT_GT(made, bench.shared.limits.max_output);
+  EXPECT_LE(made - taken, bench.shared.limits.max_output + one);
+  EXPECT_EQ(client.call(frame(Opcode::stats, {}, 0, 2))->header.request_id, 2U);
+}
+
+TEST(GatewayBounds, SoAreRefusals) {
+  Limits limits;
+  limits.max_output = 16U << 10U;
+  Bench bench(limits);
+  TestClient client(bench, true, 4096);
+  ASSERT_TRUE(client.hello(0));
+  const Bytes request = frame(static_cast<Opcode>(0x7FFF), {}, 0, 1);
+  const std::size_t one = wire::kHeaderBytes + client.call(request)->body.size();
+  const std::size_t count = send_many(bench, client, request);
+  const std::size_t made = one * (bench.counter(Counter::bad_requests) - 1);
+  EXPECT_LE(made - taken_by_socket(client), limits.max_output + one);
+  for (std::size_t i = 0; i < count; ++i)
+    ASSERT_TRUE(client.reply()) << i << " of " << count;
+}
+
+// Also where the answers are small.
+TEST(GatewayBounds, OthersHaveTheirTurnBetweenManyRequests) {
+  Bench bench;
+  TestClient many(bench);
+  TestClient other(bench);
+  ASSERT_TRUE(many.hello(0));
+  ASSERT_TRUE(other.hello(0));
+  const Bytes requests = one_read_of(frame(static_cast<Opcode>(0x7FFF), {}, 0, 1));
+  ASSERT_EQ(::send(many.fd(), requests.data(), requests.size(), MSG_NOSIGNAL),
+            static_cast<long>(requests.size()));
+  ASSERT_EQ(other.call(frame(Opcode::exists, {}, 0, 1))->status(), FrameStatus::bad_request);
+  EXPECT_LT(bench.counter(Counter::bad_requests), 1000U);
+  EXPECT_TRUE(bench.turn_until([&] { return bench.counter(Counter::bad_requests) == 2049; }))
+      << "requests were forgotten";
+}
+
+}  // namespace
+}  // namespace akv::gateway::test
