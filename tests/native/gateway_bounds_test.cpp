@@ -20,6 +20,12 @@ Bytes one_read_of(const Bytes& request) {
   return bytes;
 }
 
+Bytes inline_put(unsigned key, std::uint32_t length, std::uint64_t id) {
+  auto entries = Entries().add(key_of(key), 0, length, wire::kRegionInline);
+  append(entries.body, payload_of(length, key));
+  return frame(Opcode::put, entries.body, 1, id);
+}
+
 // Sends as many as one read takes; the client reads nothing before the gateway has done what it does then.
 std::size_t send_many(Bench& bench, TestClient& client, const Bytes& request) {
   const Bytes many = one_read_of(request);
@@ -88,6 +94,85 @@ TEST(GatewayBounds, OthersHaveTheirTurnBetweenManyRequests) {
   EXPECT_LT(bench.counter(Counter::bad_requests), 1000U);
   EXPECT_TRUE(bench.turn_until([&] { return bench.counter(Counter::bad_requests) == 2049; }))
       << "requests were forgotten";
+}
+
+// One session's inline GETs that it does not read, with room for as much as all sessions may have.
+TEST(GatewayBounds, ASessionHasItsShareOfInlineMemory) {
+  Limits limits;
+  limits.inline_bytes = 4U << 20U;
+  limits.session_inline_bytes = 1U << 20U;
+  Bench bench(limits);
+  TestClient greedy(bench, false, 4096);
+  TestClient other(bench);
+  ASSERT_TRUE(greedy.hello(0));
+  ASSERT_TRUE(other.hello(0));
+  ASSERT_EQ(greedy.call(inline_put(1, 100'000, 1))->entry(0, 4), wire::EntryStatus::ok);
+  const auto room = Entries().add(key_of(1), 0, 1U << 20U, wire::kRegionInline);
+  for (std::uint64_t id = 1; id <= 8; ++id)
+    greedy.send(frame(Opcode::get, room.body, 1, id));
+  bench.turn(20);
+  EXPECT_EQ(bench.shared.inline_memory->used(), 2U << 20U) << "its share and one request";
+  EXPECT_EQ(other.call(inline_put(2, 200'000, 1))->status(), FrameStatus::ok);
+  // What waited is answered when the client reads.
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    const auto reply = greedy.reply();
+    ASSERT_TRUE(reply) << id;
+    EXPECT_EQ(reply->header.request_id, id);
+    EXPECT_EQ(reply->entry(0, 8), wire::EntryStatus::ok);
+  }
+  EXPECT_EQ(bench.shared.inline_memory->used(), 0U);
+}
+
+// Nor do PUTs that the card takes slowly; they are all stored.
+TEST(GatewayBounds, InlinePutsWaitForThoseBeforeThem) {
+  Limits limits;
+  limits.inline_bytes = 4U << 20U;
+  limits.session_inline_bytes = 1U << 20U;
+  Bench bench(limits);
+  bench.queue().hold = true;
+  TestClient client(bench);
+  ASSERT_TRUE(client.hello(0));
+  Bytes all;
+  for (unsigned key = 1; key <= 16; ++key)
+    append(all, inline_put(key, 500'000, key));
+  std::span<const std::byte> rest(all);
+  unsigned replies = 0;
+  ASSERT_TRUE(bench.turn_until([&] {
+    const ssize_t sent = ::send(client.fd(), rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (sent > 0) return rest = rest.subspan(static_cast<std::size_t>(sent)), false;
+    EXPECT_LE(bench.shared.inline_memory->used(), 2U << 20U);
+    bench.turn();
+    if (!bench.queue().held.empty()) bench.queue().answer(0);
+    client.receive();
+    return rest.empty() && bench.queue().held.empty();
+  }));
+  while (replies < 16) {
+    bench.queue().hold = false;
+    bench.queue().answer_all();
+    const auto reply = client.reply();
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->entry(0, 4), wire::EntryStatus::ok);
+    ++replies;
+  }
+}
+
+// Reads a little now and then, so that there is always progress and never much.
+TEST(GatewayBounds, AClientThatReadsTooSlowlyIsClosed) {
+  Limits limits;
+  limits.write_timeout = 100ms;
+  limits.tick = 5ms;
+  Bench bench(limits);
+  TestClient slow(bench, true, 4096);
+  ASSERT_TRUE(slow.hello(0));
+  static_cast<void>(send_many(bench, slow, frame(Opcode::stats, {}, 0, 1)));
+  auto next = Clock::now();
+  std::byte some[4096];
+  EXPECT_TRUE(bench.turn_until([&] {
+    if (Clock::now() < next) return bench.counter(Counter::sessions_stalled) == 1;
+    next = Clock::now() + limits.write_timeout / 2;
+    static_cast<void>(::recv(slow.fd(), some, sizeof some, 0));
+    return false;
+  }));
 }
 
 }  // namespace

@@ -98,6 +98,9 @@ struct Batch : std::enable_shared_from_this<Batch> {
   bool finished{false};              // the sink was told
 
   [[nodiscard]] bool is_inline() const noexcept { return payload != nullptr; }
+  [[nodiscard]] std::size_t inline_bytes() const noexcept {
+    return is_inline() ? payload->bytes().size() : 0;
+  }
 };
 
 }  // namespace akv::gateway

@@ -40,6 +40,11 @@ void Output::append_shared(std::span<const std::byte> bytes, std::shared_ptr<con
   pending_ += bytes.size();
 }
 
+void Output::hold(std::size_t bytes) noexcept {
+  chunks_.back().held += bytes;
+  held_ += bytes;
+}
+
 void Output::attach_descriptors(std::vector<int> descriptors, std::shared_ptr<const void> owner) {
   chunks_.emplace_back();
   chunks_.back().descriptors = std::move(descriptors);
@@ -88,6 +93,7 @@ void Output::consume(std::size_t count) noexcept {
   front_offset_ += count;
   while (!chunks_.empty() && front_offset_ >= chunks_.front().bytes().size()) {
     front_offset_ -= chunks_.front().bytes().size();
+    held_ -= chunks_.front().held;
     auto& own = chunks_.front().own;
     if (own.capacity() != 0 && own.capacity() <= kChunkBytes) {
       own.clear();

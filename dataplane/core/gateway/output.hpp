@@ -22,6 +22,8 @@ class Output {
   [[nodiscard]] std::span<std::byte> grow(std::size_t size);
   // Bytes that `owner` keeps alive; not copied.
   void append_shared(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
+  // The bytes that were appended last keep `bytes` of memory until they are sent.
+  void hold(std::size_t bytes) noexcept;
   static constexpr std::size_t kMostDescriptors = 2;
   // The next grow() begins a chunk whose first byte carries the descriptors, 1 to kMostDescriptors; `owner`
   // keeps them open.
@@ -29,6 +31,8 @@ class Output {
 
   // Bytes not yet taken by the socket.
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
+  // Memory that is kept until its bytes are taken.
+  [[nodiscard]] std::size_t held() const noexcept { return held_; }
   // Writes what the socket takes without blocking.
   [[nodiscard]] Flush flush(int socket) noexcept;
 
@@ -38,6 +42,7 @@ class Output {
     std::span<const std::byte> shared;
     std::shared_ptr<const void> owner;
     std::vector<int> descriptors;
+    std::size_t held{0};
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
       return owner != nullptr && descriptors.empty() ? shared : std::span<const std::byte>(own);
@@ -51,6 +56,7 @@ class Output {
   std::vector<std::byte> spare_;  // memory of a chunk that was sent, for the next one
   std::size_t front_offset_{0};
   std::size_t pending_{0};
+  std::size_t held_{0};
 };
 
 }  // namespace akv::gateway

@@ -95,6 +95,7 @@ void encode_get(const std::shared_ptr<Batch>& batch, const wire::Header& request
     if (sends_payload(*batch, entry))
       output.append_shared({entry.memory, entry.value_length}, batch->payload);
   }
+  if (payload != 0) output.hold(batch->inline_bytes());
 }
 
 void encode_exists(const Batch& batch, std::span<std::byte> body) {

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -143,10 +144,10 @@ void Session::flush() {
     case Output::Flush::broken:
       return close();
     case Output::Flush::blocked:
-      if (!blocked_since_ || output_.pending() < before) blocked_since_ = context_.reactor.now();
+      give_time(before - output_.pending());
       break;
     case Output::Flush::done:
-      blocked_since_.reset();
+      write_by_.reset();
       if (state_ == State::closing) ::shutdown(socket_.get(), SHUT_WR);
       if (shutting_down_ && outstanding_.empty()) return close();
       break;
@@ -155,13 +156,23 @@ void Session::flush() {
   resume();
 }
 
+// Bytes that the client takes give it more time as far as they came fast enough: who reads them one by one
+// does not keep the memory of a reply for hours.
+void Session::give_time(std::size_t taken) {
+  const TimePoint most = context_.reactor.now() + limits().write_timeout;
+  const auto earned = time_for(taken, limits().slowest_reader_bytes_a_second);
+  write_by_ = write_by_ ? std::min<TimePoint>(most, *write_by_ + earned) : most;
+}
+
+// A session that has its share of private memory waits until some of it comes back; others go on meanwhile.
 bool Session::may_take() const noexcept {
-  return output_.pending() <= limits().max_output;
+  return output_.pending() <= limits().max_output &&
+         outstanding_inline_ + output_.held() <= limits().session_inline_bytes;
 }
 
 // Bytes that come are looked at now.
 bool Session::reads() const noexcept {
-  return state_ == State::closing || (!behind_ && may_take());
+  return state_ == State::closing || (!behind_ && output_.pending() <= limits().max_output);
 }
 
 void Session::update_interest() {
@@ -181,7 +192,7 @@ void Session::tick() {
   if (state_ == State::open && reads && frame_since_ && now - *frame_since_ > limits().frame_timeout) {
     return fail_stream("a frame was not finished in time", 0, wire::FrameStatus::bad_request);
   }
-  if (blocked_since_ && now - *blocked_since_ > limits().write_timeout) {
+  if (write_by_ && now > *write_by_) {
     context_.counters.add(Counter::sessions_stalled);
     close();
   }
@@ -215,6 +226,7 @@ void Session::begin_closing() {
 void Session::finished(const std::shared_ptr<Batch>& batch) {
   std::erase(outstanding_, batch.get());
   outstanding_entries_ -= batch->entries.size();
+  outstanding_inline_ -= batch->inline_bytes();
   const auto lost = std::ranges::find_if(batch->regions, [](const auto& region) { return region->broken(); });
   if (batch->regions.empty() || lost != batch->regions.end()) {
     batch->session = nullptr;

@@ -95,6 +95,7 @@ class Session final : private FdHandler {
   void resume();
   void drop_input();
   void flush();
+  void give_time(std::size_t taken);
   void update_interest();
   [[nodiscard]] bool may_take() const noexcept;
   [[nodiscard]] bool reads() const noexcept;
@@ -175,10 +176,11 @@ class Session final : private FdHandler {
 
   std::vector<Batch*> outstanding_;
   std::uint64_t outstanding_entries_{0};
+  std::uint64_t outstanding_inline_{0};  // bytes of private memory
 
-  TimePoint state_since_;                   // of hello and closing
-  std::optional<TimePoint> frame_since_;    // an unfinished frame's first byte
-  std::optional<TimePoint> blocked_since_;  // since when the client takes no bytes
+  TimePoint state_since_;                 // of hello and closing
+  std::optional<TimePoint> frame_since_;  // an unfinished frame's first byte
+  std::optional<TimePoint> write_by_;     // until when the client must have taken more, while it has to
   AfterEvent flush_;
 };
 

@@ -354,10 +354,11 @@ bool Session::place_inline_put(Batch& batch, const TransferRequest& request, con
 void Session::start(std::shared_ptr<Batch> batch, std::uint64_t bytes) {
   // Regions bound no length: what an entry names beyond the longest block is not waited for.
   bytes = std::min(bytes, batch->entries.size() * std::uint64_t{limits().max_value});
-  const auto transfer = std::chrono::milliseconds(1000 * bytes / limits().slowest_bytes_a_second);
-  batch->deadline = context_.reactor.now() + limits().io_timeout + transfer;
+  batch->deadline =
+      context_.reactor.now() + limits().io_timeout + time_for(bytes, limits().slowest_bytes_a_second);
   outstanding_.push_back(batch.get());
   outstanding_entries_ += batch->entries.size();
+  outstanding_inline_ += batch->inline_bytes();
   if (batch->unresolved == 0) {
     finished(batch);
   } else {
