@@ -175,5 +175,40 @@ TEST(GatewayBounds, AClientThatReadsTooSlowlyIsClosed) {
   }));
 }
 
+// Half of a frame is there when replies stop the reading for longer than a frame may take.
+TEST(GatewayBounds, TimeInWhichAFrameIsLeftUnreadIsNotCounted) {
+  Limits limits;
+  limits.frame_timeout = 200ms;
+  limits.max_output = 16U << 10U;
+  limits.tick = 1ms;
+  Bench bench(limits);
+  TestClient client(bench, true, 4096);
+  ASSERT_TRUE(client.hello(0));
+  ASSERT_EQ(client.call(inline_put(1, 300'000, 1))->entry(0, 4), wire::EntryStatus::ok);
+  bench.queue().hold = true;
+  client.send(frame(Opcode::get, Entries().add(key_of(1), 0, 300'000, wire::kRegionInline).body, 1, 2));
+  ASSERT_TRUE(bench.turn_until([&] { return !bench.queue().held.empty(); }));
+  const Bytes put = inline_put(2, 150'000, 3);
+  client.send(std::span(put).first(80'000));
+  bench.queue().hold = false;
+  bench.queue().answer_all();
+  bench.turn();
+  client.send(std::span(put).subspan(80'000));
+  // Slowly and steadily.
+  auto next = Clock::now();
+  std::size_t got = 0;
+  std::byte some[4096];
+  EXPECT_TRUE(bench.turn_until([&] {
+    if (Clock::now() < next) return false;
+    next = Clock::now() + 5ms;
+    const ssize_t more = ::recv(client.fd(), some, sizeof some, 0);
+    if (more > 0) got += static_cast<std::size_t>(more);
+    return got >= wire::kHeaderBytes + wire::kGetReplyEntryBytes + 300'000 || more == 0;
+  }));
+  bench.turn_until([&] { return bench.queue().values.size() == 2; });
+  EXPECT_EQ(bench.queue().values.size(), 2U);
+  EXPECT_EQ(bench.counter(Counter::protocol_errors), 0U);
+}
+
 }  // namespace
 }  // namespace akv::gateway::test

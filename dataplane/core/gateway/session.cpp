@@ -179,6 +179,8 @@ void Session::update_interest() {
   std::uint32_t wanted = 0;
   if (output_.pending() != 0) wanted |= EPOLLOUT;
   if (reads()) wanted |= EPOLLIN;
+  // The rest of a frame could not come while nothing was read.
+  if ((wanted & ~interest_ & EPOLLIN) != 0 && frame_since_) frame_since_ = context_.reactor.now();
   if (std::exchange(interest_, wanted) != wanted) context_.reactor.modify(socket_.get(), wanted);
 }
 
