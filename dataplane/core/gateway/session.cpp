@@ -45,11 +45,7 @@ void Session::close() noexcept {
   context_.reactor.remove(socket_.get());
   context_.reactor.cancel(resumption_);
   socket_.reset();
-  for (Batch* const batch : outstanding_) {
-    batch->session = nullptr;
-    batch->abandoned.store(true, std::memory_order_relaxed);
-  }
-  outstanding_.clear();
+  abandon();
   for (Batch* const batch : lingering_)
     batch->session = nullptr;
   lingering_.clear();
@@ -211,18 +207,23 @@ void Session::fail_stream(std::string_view text, std::uint64_t request_id, wire:
   begin_closing();
 }
 
-// Nothing more is taken from the client; what is outstanding is nobody's any more.
+// Nothing more is taken from the client.
 void Session::begin_closing() {
   state_ = State::closing;
   state_since_ = context_.reactor.now();
   frame_since_.reset();
   behind_ = false;
+  abandon();
+  flush_.request();
+}
+
+// What is outstanding is nobody's any more.
+void Session::abandon() noexcept {
   for (Batch* const batch : outstanding_) {
     batch->session = nullptr;
     batch->abandoned.store(true, std::memory_order_relaxed);
   }
   outstanding_.clear();
-  flush_.request();
 }
 
 void Session::finished(const std::shared_ptr<Batch>& batch) {

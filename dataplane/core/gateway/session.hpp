@@ -101,6 +101,7 @@ class Session final : private FdHandler {
   [[nodiscard]] bool reads() const noexcept;
   void fail_stream(std::string_view text, std::uint64_t request_id, wire::FrameStatus status);
   void begin_closing();
+  void abandon() noexcept;
 
   void take(const Frame& frame);
   void take_hello(const Frame& frame);
