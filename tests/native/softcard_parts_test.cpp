@@ -7,6 +7,7 @@
 #include "softcard/controller.hpp"
 #include "softcard/options.hpp"
 #include "softcard/transfers.hpp"
+#include "softcard/tx_queue.hpp"
 
 namespace akv::softcard {
 namespace {
@@ -42,6 +43,18 @@ TEST(Options, Endpoints) {
                           "[127.0.0.1]:1", "host:1", "127.0.0.1:-1"}) {
     EXPECT_THROW(static_cast<void>(parse_endpoint(bad)), std::invalid_argument) << bad;
   }
+}
+
+// Also what is short to send, and answers without data.
+TEST(TxQueue, CountsTheMemoryThatAnswersHold) {
+  TxQueue queue;
+  for (int i = 0; i < 1000; ++i)
+    queue.push(nvme::CapsuleResp{}, {});
+  EXPECT_GE(queue.held(), 1000 * 168U);
+  const auto before = queue.held();
+  const auto hold = allocate_bytes(4096);
+  queue.push(nvme::DataPdu{}, {}, {.hold = hold, .bytes = {hold.get(), 1}, .memory = 4096});
+  EXPECT_GE(queue.held(), before + 4096);
 }
 
 struct Waiter final : BudgetWaiter {

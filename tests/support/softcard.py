@@ -108,7 +108,14 @@ class Card(Program):
         return lasting_descriptors(self.pid)
 
     def resident_bytes(self) -> int:
-        pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
+        return self._memory_bytes(1)
+
+    def allocated_bytes(self) -> int:
+        """Of its own memory, whether it was touched yet or not."""
+        return self._memory_bytes(5)
+
+    def _memory_bytes(self, field: int) -> int:
+        pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[field]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def wait_connections(self, count: int, seconds: float = PATIENCE) -> None:

@@ -75,7 +75,8 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void close(std::string_view why) noexcept;
 
  private:
-  // Answers a host has not taken yet. Above this the connection's commands wait in the host's socket.
+  // Memory of answers that a host has not taken yet. Above this the connection's commands wait in the host's
+  // socket.
   static constexpr std::uint64_t kMaxOutput = std::uint64_t{16} << 20U;
 
   enum class Phase : std::uint8_t { initialize, connect, live, terminating, closed };
@@ -100,7 +101,7 @@ class Connection final : public FdHandler, public BudgetWaiter {
   void half_close();
   void send_answers() noexcept;
   [[nodiscard]] std::uint64_t held_bytes() const noexcept {
-    return tx_.bytes() + pending_bytes_ + delayed_bytes_;
+    return tx_.held() + pending_bytes_ + delayed_bytes_;
   }
   [[nodiscard]] std::optional<FaultKind> take_answer_fault(std::uint16_t cid);
   void push_response(std::uint16_t cid, nvme::Status status, std::uint64_t result);

@@ -58,7 +58,9 @@ bool FileStore::read_value(const Place& place, Value& value) const {
   }
   const std::span<const std::byte> body(blocks.get() + sizeof(RecordHeader), entry.value_bytes);
   if (crc32c(body) != found->record.value_crc) return false;
-  value = {.bytes = std::shared_ptr<const std::byte[]>(blocks, body.data()), .size = entry.value_bytes};
+  value = {.bytes = std::shared_ptr<const std::byte[]>(blocks, body.data()),
+           .size = entry.value_bytes,
+           .memory = round_up(bytes, kDirectAlign)};
   return true;
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/bytes.hpp"
 #include "softcard/commands.hpp"
@@ -58,6 +59,17 @@ Status check_buffer(const Target& target, const Request& request, std::uint32_t 
   return nvme::kSuccess;
 }
 
+// A value is sent from where it lies, but not where that would keep far more memory than goes to the host: a
+// host that looks at the beginnings of values and takes no answers would hold them all.
+TxQueue::Payload first_bytes(const Value& value, std::uint32_t size) {
+  const auto bytes = value.view().first(std::min(value.size, size));
+  if (2 * bytes.size() >= value.held()) return {.hold = value.bytes, .bytes = bytes, .memory = value.held()};
+  auto copy = allocate_bytes(bytes.size());
+  std::ranges::copy(bytes, copy.get());
+  const std::span<const std::byte> copied(copy.get(), bytes.size());
+  return {.hold = std::move(copy), .bytes = copied};
+}
+
 // `size`: of the host's buffer.
 void finish_retrieve(Target& target, std::uint64_t connection_id, std::uint16_t cid, std::uint32_t size,
                      Status status, const Value& value) {
@@ -66,9 +78,9 @@ void finish_retrieve(Target& target, std::uint64_t connection_id, std::uint16_t 
   if (connection == nullptr) return;
   connection->end_pending(cid);
   if (status != nvme::kSuccess) return connection->respond(cid, status);
-  const auto bytes = value.view().first(std::min(value.size, size));
-  target.counters().bytes_out += bytes.size();
-  connection->respond_data(cid, {.hold = value.bytes, .bytes = bytes}, value.size);
+  auto data = first_bytes(value, size);
+  target.counters().bytes_out += data.bytes.size();
+  connection->respond_data(cid, std::move(data), value.size);
 }
 
 void retrieve(Connection& connection, const Request& request, const KvCommand& command) {
@@ -95,28 +107,30 @@ void remove(Connection& connection, std::uint16_t cid, const KvCommand& command)
   });
 }
 
-// 3.2.2: as many keys as the host's buffer takes, in bytewise order.
+// 3.2.2: as many keys as the host's buffer takes, in bytewise order. They take memory as they are found: a
+// buffer's size is the host's word alone.
 void list(Connection& connection, const Request& request, const KvCommand& command) {
   const auto status = check_buffer(connection.target(), request, command.size);
   if (status != nvme::kSuccess) return connection.respond(request.sqe.cid, status);
   if (command.size < nvme::kListHeaderBytes) {
     return connection.respond(request.sqe.cid, nvme::dnr(nvme::kInvalidField));
   }
-  auto bytes = allocate_bytes(command.size);
-  std::size_t used = nvme::kListHeaderBytes;
+  std::vector<std::byte> found(nvme::kListHeaderBytes);
   std::uint32_t count = 0;
   connection.target().store().walk(command.key, [&](const nvme::KvKey& key) {
     const auto entry = nvme::list_entry_bytes(key.length);
+    const auto used = found.size();
     if (used + entry > command.size) return false;
-    std::memset(bytes.get() + used, 0, entry);
-    store_le(bytes.get() + used, std::uint16_t{key.length});
-    std::memcpy(bytes.get() + used + 2, key.bytes.data(), key.length);
-    used += entry;
+    found.resize(used + entry);
+    store_le(found.data() + used, std::uint16_t{key.length});
+    std::memcpy(found.data() + used + 2, key.bytes.data(), key.length);
     ++count;
     return true;
   });
-  store_le(bytes.get(), count);
-  const std::span<const std::byte> data(bytes.get(), used);
+  store_le(found.data(), count);
+  auto bytes = allocate_bytes(found.size());
+  std::ranges::copy(found, bytes.get());
+  const std::span<const std::byte> data(bytes.get(), found.size());
   connection.respond_data(request.sqe.cid, {.hold = std::move(bytes), .bytes = data});
 }
 

@@ -47,7 +47,7 @@ void TxQueue::finish_push(Item& item, bool ddgst) noexcept {
              pad_digests_ ? nvme::padded_data_digest(crc, item.payload.bytes.size()) : crc.value());
     item.digest_bytes = nvme::kDigestBytes;
   }
-  bytes_ += item.size();
+  held_ += item.held();
 }
 
 TxQueue::Result TxQueue::flush(int socket) noexcept {
@@ -74,10 +74,10 @@ TxQueue::Result TxQueue::flush(int socket) noexcept {
 }
 
 void TxQueue::consume(std::size_t bytes) noexcept {
-  bytes_ -= bytes;
   head_sent_ += bytes;
   while (!items_.empty() && head_sent_ >= items_.front().size()) {
     head_sent_ -= items_.front().size();
+    held_ -= items_.front().held();
     items_.pop_front();
     ++sent_;
   }

@@ -1,6 +1,7 @@
 // PDUs on their way out of one connection. Values are sent from where they lie, many PDUs in one system call.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -18,10 +19,12 @@ class TxQueue {
  public:
   enum class Result : std::uint8_t { done, blocked, failed };
 
-  // `bytes` lie in memory that `hold` keeps alive until they are sent.
+  // `bytes` lie in memory that `hold` keeps alive until they are sent: `memory` says how much that is where
+  // it is more.
   struct Payload {
     std::shared_ptr<const std::byte[]> hold;
     std::span<const std::byte> bytes;
+    std::size_t memory{0};
   };
 
   template <nvme::WireStruct T>
@@ -37,8 +40,8 @@ class TxQueue {
   void pad_digests() noexcept { pad_digests_ = true; }
 
   [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
-  // Bytes not sent yet.
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // Bytes of memory that what is not sent in full yet holds.
+  [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
   // PDUs sent in full so far: a sign of life of the other side.
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
   [[nodiscard]] std::uint64_t head_bytes() const noexcept {
@@ -59,6 +62,9 @@ class TxQueue {
     [[nodiscard]] std::size_t size() const noexcept {
       return prefix_bytes + payload.bytes.size() + digest_bytes;
     }
+    [[nodiscard]] std::size_t held() const noexcept {
+      return sizeof(Item) + std::max(payload.bytes.size(), payload.memory);
+    }
   };
 
   void finish_push(Item& item, bool ddgst) noexcept;
@@ -67,7 +73,7 @@ class TxQueue {
   std::deque<Item> items_;
   bool pad_digests_{false};
   std::size_t head_sent_{0};  // bytes of the first item that are out already
-  std::uint64_t bytes_{0};
+  std::uint64_t held_{0};
   std::uint64_t sent_{0};
 };
 

@@ -1,6 +1,7 @@
 // Bytes of a value or of a command's data, shared between the store and whatever still sends them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,7 +19,9 @@ using SharedBytes = std::shared_ptr<std::byte[]>;
 struct Value {
   std::shared_ptr<const std::byte[]> bytes;
   std::uint32_t size{0};
+  std::size_t memory{0};  // that `bytes` keep alive; never less than `size` where it is set
 
+  [[nodiscard]] std::size_t held() const noexcept { return std::max<std::size_t>(size, memory); }
   [[nodiscard]] std::span<const std::byte> view() const noexcept { return {bytes.get(), size}; }
 };
 
