@@ -44,24 +44,31 @@ std::optional<FileStore::Found> FileStore::read_record(std::uint32_t segment, st
   return decode(raw, sequence, offset);
 }
 
-// Header and value by one read; the value stays where it was read to.
-bool FileStore::read_value(const Place& place, Value& value) const {
+// Header and value by one read; the value stays where it was read to. Nothing where they do not verify.
+std::optional<FileStore::Found> FileStore::read_whole(const Place& place, Value& value) const {
   const auto& entry = place.entry;
   const auto offset = std::uint64_t{entry.unit} * kRecordAlign;
   const auto bytes = sizeof(RecordHeader) + entry.value_bytes;
   const auto blocks = file_.read_shared(at(entry.segment, offset), bytes);
-  if (!blocks) return false;
+  if (!blocks) return std::nullopt;
   const auto found = decode({blocks.get(), sizeof(RecordHeader)}, place.sequence, offset);
   if (!found || found->record.key != entry.key.bytes || found->record.key_length != entry.key.length ||
       found->record.value_bytes != entry.value_bytes) {
-    return false;
+    return std::nullopt;
   }
   const std::span<const std::byte> body(blocks.get() + sizeof(RecordHeader), entry.value_bytes);
-  if (crc32c(body) != found->record.value_crc) return false;
+  if (crc32c(body) != found->record.value_crc) return std::nullopt;
   value = {.bytes = std::shared_ptr<const std::byte[]>(blocks, body.data()),
            .size = entry.value_bytes,
            .memory = round_up(bytes, kDirectAlign)};
-  return true;
+  return found;
+}
+
+// A record that is marked has no value to give, even where the index took it from a table that the mark did
+// not reach.
+bool FileStore::read_value(const Place& place, Value& value) const {
+  const auto found = read_whole(place, value);
+  return found && !found->outdated;
 }
 
 // The table of a sealed segment; nullopt where any of it can't be trusted.

@@ -170,7 +170,7 @@ bool FileStore::value_verifies(const RecordHeader& record, std::uint32_t segment
                          .unit = static_cast<std::uint32_t>(offset / kRecordAlign),
                          .value_bytes = record.value_bytes};
   Value value;
-  return read_value({entry, segments_[segment].sequence}, value);
+  return read_whole({entry, segments_[segment].sequence}, value).has_value();
 }
 
 }  // namespace akv::softcard

@@ -123,6 +123,7 @@ class FileStore final : public Store {
                                             std::uint64_t offset) const;
   [[nodiscard]] std::optional<Found> read_record(std::uint32_t segment, std::uint64_t sequence,
                                                  std::uint64_t offset) const;
+  [[nodiscard]] std::optional<Found> read_whole(const Place& place, Value& value) const;
   [[nodiscard]] bool read_value(const Place& place, Value& value) const;
   [[nodiscard]] std::optional<std::vector<TableEntry>> read_table(std::uint32_t segment) const;
   [[nodiscard]] std::vector<TableEntry> list_records(std::uint32_t segment) const;
