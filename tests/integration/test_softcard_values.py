@@ -303,19 +303,18 @@ def test_memory_for_answers_that_nobody_takes_is_bounded(
     tmp_path: Path, loopback_net: LoopbackNet, command: str, entry: bytes
 ) -> None:
     """What counts is what they hold, be they ever so short: looks at long values, lists of few keys."""
-    extra = ("--file", str(tmp_path / "card.data"))
+    extra = ("--file", str(tmp_path / "card.data"), "--file-readers", "2")
     with Card(tmp_path, loopback_net.host(1), capacity="256M", extra=extra) as card, card.host() as host:
         queue = host.queue(sqsize=1023)
         assert queue.store(b"long", payload(7 * MIB)).status == 0
         queue.wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         queue.submit(nvme.kv(0x02, b"long", 7 * MIB))
         before, counted = card.allocated_bytes(), card.stats()["commands"][command]
-        sent = [queue.submit(entry) for _ in range(120)]
+        for _ in range(120):
+            queue.submit(entry)
         wait_until(lambda: card.stats()["commands"][command] >= counted + 120, "all were read", 30)
         wait_until(lambda: card.stats()["store_waiting"] == 0, "and all are answered")
         assert card.allocated_bytes() < before + 64 * MIB
-        for cid in sent:
-            assert queue.complete(cid)[1].status == 0
 
 
 def test_a_host_that_owes_data_keeps_nobody_waiting(tmp_path: Path, loopback_net: LoopbackNet) -> None:

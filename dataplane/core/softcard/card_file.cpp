@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -96,9 +97,13 @@ std::uint64_t default_max_keys(std::uint64_t capacity) noexcept {
 }
 
 SharedBytes allocate_blocks(std::size_t bytes) {
-  constexpr std::align_val_t align{kDirectAlign};
-  auto* const memory = static_cast<std::byte*>(::operator new(round_up(bytes, kDirectAlign), align));
-  return {memory, [](std::byte* block) { ::operator delete(block, align); }};
+  // Aligned by hand: malloc would cut the rest off, and what comes back could not be taken for another buffer
+  // of that size, so that each would take new memory.
+  auto* const memory = static_cast<std::byte*>(::operator new(blocks_memory(bytes)));
+  void* aligned = memory;
+  auto space = blocks_memory(bytes);
+  std::align(kDirectAlign, round_up(bytes, kDirectAlign), aligned, space);
+  return {static_cast<std::byte*>(aligned), [memory](std::byte*) { ::operator delete(memory); }};
 }
 
 CardFile::CardFile(const CardFileSpec& spec) : direct_(spec.direct), faults_(spec.faults) {

@@ -98,5 +98,9 @@ class CardFile {
 
 // Uninitialised memory that direct I/O takes, at least `bytes`, in whole blocks. Throws std::bad_alloc.
 [[nodiscard]] SharedBytes allocate_blocks(std::size_t bytes);
+// What that takes.
+[[nodiscard]] constexpr std::size_t blocks_memory(std::size_t bytes) noexcept {
+  return round_up(bytes, kDirectAlign) + kDirectAlign;
+}
 
 }  // namespace akv::softcard

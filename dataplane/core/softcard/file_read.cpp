@@ -60,7 +60,7 @@ std::optional<FileStore::Found> FileStore::read_whole(const Place& place, Value&
   if (crc32c(body) != found->record.value_crc) return std::nullopt;
   value = {.bytes = std::shared_ptr<const std::byte[]>(blocks, body.data()),
            .size = entry.value_bytes,
-           .memory = round_up(bytes, kDirectAlign)};
+           .memory = blocks_memory(bytes)};
   return found;
 }
 
