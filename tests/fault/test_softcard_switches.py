@@ -154,7 +154,7 @@ class TestCommandLine:
             (("retrieve", "hang", "ms=5"), "'ms=5' must be"),
             (("retrieve", "hang", "count=x"), "count 'x' must be a number"),
             (("retrieve", "error", "error=EIO"), "'error=EIO' must be"),
-            (("file-read", "error", "error=EPERM"), "error 'EPERM' must be EIO or ENOSPC"),
+            (("file-read", "error", "error=EPERM"), "error 'EPERM' must be EIO, ENOSPC or ENOMEM"),
         ],
     )
     def test_bad_words_name_value_and_remedy(self, card: Card, words: tuple[str, ...], message: str) -> None:

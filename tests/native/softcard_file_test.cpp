@@ -145,6 +145,15 @@ TEST_P(FileModes, AReadThatFailsIsToldOnceAndThenTheKeyIsGone) {
   EXPECT_EQ(store.stats().corrupt, 1U);
 }
 
+TEST_P(FileModes, MemoryThatRunsOutIsNoRot) {
+  FileStore store(wanted());
+  ASSERT_EQ(store.put(key_of("a"), value_of(3000, 1)), nvme::kSuccess);
+  fault("file-read error error=ENOMEM count=1");
+  Value value;
+  EXPECT_THROW(static_cast<void>(store.get(key_of("a"), value)), std::bad_alloc);
+  expect_value(store, "a", 3000, 1);
+}
+
 TEST_P(FileModes, ATableThatRotsIsReplacedByItsRecords) {
   std::uint64_t keys = 0;
   {

@@ -110,6 +110,26 @@ TEST_P(Threads, GetsWhileTheLogTurnsOverNeverSeeAnotherValue) {
   EXPECT_EQ(store_.stats().corrupt, 0U);
 }
 
+// A removal needs a record, and in the end the space of the oldest segment, whose table is then read.
+TEST_P(Threads, MemoryThatRunsOutFailsARemovalAndNotTheCard) {
+  for (unsigned i = 0; store_.stats().evictions == 0; ++i)
+    put("long" + std::to_string(i), 8000, i);
+  for (unsigned i = 0; i < 500; ++i)
+    put(std::to_string(i), 10, i);
+  put("kept", 8000, 1);
+  fault("file-read error error=ENOMEM");
+  bool failed = false;
+  for (unsigned i = 0; i < 500 && !failed; ++i) {
+    std::optional<nvme::Status> status;
+    access_.remove(key_of(std::to_string(i)), [&](nvme::Status got) { status = got; });
+    run_until([&] { return status.has_value(); });
+    failed = *status == nvme::kInternalError;
+  }
+  EXPECT_TRUE(failed);
+  faults_.clear();
+  expect_value(store_, "kept", 8000, 1);
+}
+
 TEST_P(Threads, TheirEndWaitsForNothingThatHangs) {
   put("a", 5000, 1);
   fault("file-read hang");

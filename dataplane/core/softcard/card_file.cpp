@@ -219,6 +219,7 @@ void CardFile::check(const CardFileSpec& spec, std::uint64_t size) const {
 
 bool CardFile::read(std::uint64_t offset, std::span<std::byte> to) const noexcept {
   if (const auto fault = faults_ == nullptr ? std::nullopt : faults_->take(FaultOp::file_read)) {
+    errno = fault->error_number;
     if (fault->kind == FaultKind::error) return false;
     faults_->wait(*fault);
   }
@@ -238,12 +239,14 @@ bool CardFile::read_raw(std::uint64_t offset, std::span<std::byte> to) const noe
       std::memcpy(to.data(), blocks.get() + (offset - begin), to.size());
       return true;
     } catch (const std::bad_alloc&) {
+      errno = ENOMEM;
       return false;
     }
   }
   while (!to.empty()) {
     const auto got = ::pread(fd_.get(), to.data(), to.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
+    if (got == 0) errno = EIO;
     if (got <= 0) return false;
     to = to.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
@@ -253,7 +256,9 @@ bool CardFile::read_raw(std::uint64_t offset, std::span<std::byte> to) const noe
 
 SharedBytes CardFile::read_shared(std::uint64_t offset, std::size_t bytes) const {
   auto blocks = allocate_blocks(bytes);
-  return read(offset, {blocks.get(), direct_ ? round_up(bytes, kDirectAlign) : bytes}) ? blocks : nullptr;
+  if (read(offset, {blocks.get(), direct_ ? round_up(bytes, kDirectAlign) : bytes})) return blocks;
+  if (errno == ENOMEM) throw std::bad_alloc();
+  return nullptr;
 }
 
 bool CardFile::write(std::uint64_t offset, std::span<const std::byte> head,

@@ -40,10 +40,10 @@ class CardFile {
   [[nodiscard]] std::uint64_t segment_offset(std::uint32_t segment) const noexcept {
     return kSuperblockBytes + segment * superblock_.segment_bytes;
   }
-  // False on an I/O error or a file that ends early.
+  // False, with errno, on an I/O error or a file that ends early.
   [[nodiscard]] bool read(std::uint64_t offset, std::span<std::byte> to) const noexcept;
   // Bytes from `offset`, a multiple of the alignment, in memory of their own, straight from the medium; null
-  // as read() says false. Throws std::bad_alloc.
+  // as read() says false. Throws std::bad_alloc, also where it is the system that has no memory for the read.
   [[nodiscard]] SharedBytes read_shared(std::uint64_t offset, std::size_t bytes) const;
   // Header and value from `offset`, a multiple of the alignment; what is left of the last aligned block is
   // undefined. False on an I/O error.

@@ -100,7 +100,8 @@ std::uint64_t number(std::string_view name, std::string_view text, std::uint64_t
 int error_of(std::string_view text) {
   if (text == "EIO") return EIO;
   if (text == "ENOSPC") return ENOSPC;
-  throw std::invalid_argument("fault: error '" + std::string(text) + "' must be EIO or ENOSPC");
+  if (text == "ENOMEM") return ENOMEM;
+  throw std::invalid_argument("fault: error '" + std::string(text) + "' must be EIO, ENOSPC or ENOMEM");
 }
 
 void set_parameter(Fault& fault, std::string_view word) {
@@ -121,10 +122,10 @@ void set_parameter(Fault& fault, std::string_view word) {
   } else if (name == "error" && fault.kind == FaultKind::error && file) {
     fault.error_number = error_of(value);
   } else {
-    throw std::invalid_argument(
-        "fault: '" + std::string(word) +
-        "' must be count=N, after=N, ms=N (delay), status=N (error of a command) or error=EIO|ENOSPC "
-        "(error of the file)");
+    throw std::invalid_argument("fault: '" + std::string(word) +
+                                "' must be count=N, after=N, ms=N (delay), status=N (error of a command) or "
+                                "error=EIO|ENOSPC|ENOMEM "
+                                "(error of the file)");
   }
 }
 

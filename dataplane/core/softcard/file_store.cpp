@@ -51,14 +51,18 @@ void FileStore::flush() {
   file_.sync();
 }
 
+// One at a time: should memory run out, the others are still known.
 void FileStore::settle() {
-  std::vector<Place> places;
-  {
+  while (const auto place = first_unreadable()) {
+    mark_outdated(*place);
     const std::lock_guard lock(mutex_);
-    places.swap(unreadable_);
+    unreadable_.pop_front();
   }
-  for (const auto& place : places)
-    mark_outdated(place);
+}
+
+std::optional<FileStore::Place> FileStore::first_unreadable() const {
+  const std::lock_guard lock(mutex_);
+  return unreadable_.empty() ? std::nullopt : std::optional(unreadable_.front());
 }
 
 nvme::Status FileStore::put(const nvme::KvKey& key, Value value, std::uint8_t options) {

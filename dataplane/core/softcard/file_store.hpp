@@ -154,6 +154,7 @@ class FileStore final : public Store {
   [[nodiscard]] bool release_oldest(bool moving);
   [[nodiscard]] bool moved(const TableEntry& record, std::uint32_t segment, bool sparse);
   void purge(std::uint32_t segment);
+  [[nodiscard]] std::optional<Place> first_unreadable() const;
   void mark_outdated(const Place& place);
   [[nodiscard]] bool mark_in_table(const Place& place);
   void forget(const IndexEntry& entry) noexcept;
@@ -175,8 +176,9 @@ class FileStore final : public Store {
   mutable std::mutex mutex_;  // of what follows
   std::vector<Segment> segments_;
   KeyIndex index_;
-  std::vector<Place> unreadable_;
+  std::deque<Place> unreadable_;
   std::uint64_t bytes_{0};
+  std::uint64_t space_{0};  // of the file, that they take
   std::uint64_t evictions_{0};
   std::uint64_t moves_{0};
   std::uint64_t corrupt_{0};

@@ -14,6 +14,16 @@ namespace {
 
 constexpr std::uint64_t kMostBytesAtOnce = std::uint64_t{4} << 20U;
 
+// Memory that runs out on a thread fails its command and not the card.
+template <typename Call>
+nvme::Status or_internal_error(const Call& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return nvme::kInternalError;
+  }
+}
+
 }  // namespace
 
 void DirectAccess::get(const nvme::KvKey& key, GetDone done) {
@@ -56,22 +66,21 @@ void ThreadedAccess::get(const nvme::KvKey& key, GetDone done) {
   if (!store_.contains(key)) return done(nvme::kKvKeyDoesNotExist, {});
   enqueue(reads_, [this, key, done = std::move(done)]() mutable -> Answer {
     Value value;
-    nvme::Status status = nvme::kInternalError;
-    try {
-      status = store_.get(key, value);
-    } catch (const std::bad_alloc&) {
-      value = {};
-    }
-    if (status == nvme::kKvUnrecoveredError) {
-      enqueue(writes_, [this]() -> Answer {
-        store_.settle();
-        return [] {};
-      });
-    }
+    const auto status = or_internal_error([&] { return store_.get(key, value); });
+    if (status == nvme::kKvUnrecoveredError) enqueue(writes_, [this] { return settle(); });
     return [done = std::move(done), status, value = std::move(value)]() mutable {
       done(status, std::move(value));
     };
   });
+}
+
+// What is left is marked before the next write.
+ThreadedAccess::Answer ThreadedAccess::settle() {
+  static_cast<void>(or_internal_error([this] {
+    store_.settle();
+    return nvme::kSuccess;
+  }));
+  return [] {};
 }
 
 void ThreadedAccess::put(const nvme::KvKey& key, Value value, std::uint8_t options, Done done) {
@@ -119,7 +128,7 @@ ThreadedAccess::Answer ThreadedAccess::write_puts() {
 
 void ThreadedAccess::remove(const nvme::KvKey& key, Done done) {
   enqueue(writes_, [this, key, done = std::move(done)]() mutable -> Answer {
-    const auto status = store_.remove(key);
+    const auto status = or_internal_error([&] { return store_.remove(key); });
     return [done = std::move(done), status] { done(status); };
   });
 }

@@ -83,6 +83,7 @@ class ThreadedAccess final : public StoreAccess, private FdHandler {
   void on_events(std::uint32_t events) noexcept override;
   [[nodiscard]] std::vector<PutCall> take_puts();
   [[nodiscard]] Answer write_puts();
+  [[nodiscard]] Answer settle();
   void enqueue(Line& line, Work work);
   void serve(Line& line);
 
