@@ -227,6 +227,15 @@ TEST_P(FileModes, PairsThatAreRetrievedStayThroughManySegments) {
   EXPECT_GT(store.stats().moves, 30U);
 }
 
+// However little of a record is value: what fills the file is the record.
+TEST_P(FileModes, AFullFileOfShortValuesIsNotSparse) {
+  FileStore store(wanted());
+  for (unsigned i = 0; i < 30'000 && store.stats().evictions < 500; ++i)
+    ASSERT_EQ(store.put(key_of("k" + std::to_string(i)), value_of(40, i)), nvme::kSuccess);
+  EXPECT_GE(store.stats().evictions, 500U);
+  EXPECT_EQ(store.stats().moves, 0U);
+}
+
 // Also where one segment alone holds more of them, and where the file has more from before.
 TEST_P(FileModes, TheNumberOfPairsIsBoundedToo) {
   for (const std::uint64_t most : {200U, 50U}) {

@@ -156,6 +156,7 @@ void FileStore::apply(const TableEntry& record, std::uint32_t segment, std::uint
                      .unit = record.unit,
                      .value_bytes = record.value_bytes});
       bytes_ += record.value_bytes;
+      space_ += pair_space(record.value_bytes);
       ++segments_[segment].live;
     }
   }
@@ -290,13 +291,13 @@ bool FileStore::begin_segment(std::uint32_t index) {
 }
 
 // Drops the oldest segment's pairs, but for those that move to the newest: pairs retrieved since they were
-// written, as often as they have chances left, and all of them while live values fill less than half of the
+// written, as often as they have chances left, and all of them while live pairs fill less than half of the
 // file. Then it is replaced and removed pairs that take the space, and dropping live ones would be no
 // eviction but a loss.
 bool FileStore::release_oldest(bool moving) {
   const auto index = in_use_.front();
   if (index == in_use_.back()) return false;
-  const bool sparse = bytes_ < segments_.size() * segment_bytes() / 2;
+  const bool sparse = space_ < segments_.size() * segment_bytes() / 2;
   for (const auto& record : list_records(index)) {
     if (moving && moved(record, index, sparse)) continue;
     const std::lock_guard lock(mutex_);
@@ -354,6 +355,7 @@ void FileStore::purge(std::uint32_t segment) {
 // With the lock held. `entry` is of the index and gone afterwards.
 void FileStore::forget(const IndexEntry& entry) noexcept {
   bytes_ -= entry.value_bytes;
+  space_ -= pair_space(entry.value_bytes);
   --segments_[entry.segment].live;
   index_.erase(nvme::KvKey(entry.key));
 }

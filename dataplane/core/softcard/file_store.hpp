@@ -102,6 +102,10 @@ class FileStore final : public Store {
   [[nodiscard]] std::uint64_t at(std::uint32_t segment, std::uint64_t offset) const noexcept {
     return file_.segment_offset(segment) + offset;
   }
+  // Of the file, that a pair takes: its record, and its line in the table.
+  [[nodiscard]] std::uint64_t pair_space(std::uint32_t value_bytes) const noexcept {
+    return record_bytes(value_bytes, align()) + sizeof(TableEntry);
+  }
   [[nodiscard]] std::uint64_t table_offset(std::uint32_t records) const noexcept {
     return segment_bytes() - tail_bytes(records, align());
   }
