@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -81,6 +82,20 @@ def test_help_and_version() -> None:
     assert "serve" in card_cli("--help").stdout
     assert "--capacity" in card_cli("serve", "--help").stdout
     assert card_cli().returncode == 2
+
+
+def test_records_that_cannot_be_read(card: Card) -> None:
+    """One of a dead card is left out and named; of a living card, the list would be wrong without it."""
+    dead = card.state_dir / "DEAD.card.json"
+    dead.write_text("{")
+    done = card_cli("list", "--json", "--state-dir", str(card.state_dir))
+    assert (done.returncode, len(json.loads(done.stdout)["cards"])) == (0, 1)
+    assert str(dead) in done.stderr
+    assert "remove it" in done.stderr
+    (card.state_dir / "L0P0.card.json").write_text("{")
+    done = card_cli("list", "--json", "--state-dir", str(card.state_dir))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "restart the card L0P0" in done.stderr
 
 
 def test_sigint_stops_as_sigterm_does(card: Card) -> None:

@@ -11,6 +11,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "base/events.hpp"
 #include "base/reactor.hpp"
@@ -97,12 +99,13 @@ Storage open_storage(Reactor& reactor, const CardConfig& card, Faults& faults) {
   return {std::move(store), std::move(access)};
 }
 
-CardRecord record_of(const CardConfig& card, const TcpEndpoint& endpoint) {
+// Without an endpoint it is one of a card that starts.
+CardRecord record_of(const CardConfig& card, std::vector<TcpEndpoint> endpoints) {
   return {.id = card.id,
           .serial = card.serial,
           .nqn = card.nqn,
           .uuid = uuid_text(card.uuid),
-          .addresses = {endpoint},
+          .addresses = std::move(endpoints),
           .running = true};
 }
 
@@ -135,7 +138,7 @@ void serve_card(const ServeOptions& options) {
   const auto& card = options.card;
   keep_freed_memory();
   raise_descriptor_limit(card.max_connections);
-  const CardSeat seat(options.state_dir, card.id, card.serial);
+  const CardSeat seat(options.state_dir, record_of(card, {}));
   Reactor reactor;
   if (card.short_wakeups) reactor.shorten_wakeups();
   const StopSignals signals(reactor);
@@ -148,7 +151,7 @@ void serve_card(const ServeOptions& options) {
       {.stats = [&] { return card_stats(card, target); },
        .stop = [&] { reactor.stop(); },
        .fault = [&](const std::string& words) { return switch_faults(faults, words); }});
-  seat.publish(record_of(card, target.endpoint()));
+  seat.publish(record_of(card, {target.endpoint()}));
   log_event(Level::info, "ready",
             {{"id", card.id},
              {"serial", card.serial},

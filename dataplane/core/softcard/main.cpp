@@ -179,34 +179,36 @@ ServeOptions to_options(const ServeArguments& arguments) {
   return options;
 }
 
-Json to_json(const CardRecord& card) {
-  Json addresses = Json::array();
-  for (const auto& address : card.addresses) {
-    addresses.push_back(
-        {{"transport", "tcp"}, {"traddr", address.address}, {"trsvcid", std::to_string(address.port)}});
+const char* state_of(const CardRecord& card) {
+  return card.serves() ? "running" : "stopped";
+}
+
+// A living card that is left out would be taken for one that is gone: then there is no list.
+std::vector<CardRecord> cards_of(const std::string& state_dir) {
+  auto listed = list_cards(state_dir);
+  for (const auto& lost : listed.lost) {
+    if (lost.running) throw std::runtime_error(lost.message);
+    std::cerr << "akv-softcard: " << lost.message << "\n";
   }
-  return {{"id", card.id},
-          {"serial", card.serial},
-          {"nqn", card.nqn},
-          {"uuid", card.uuid},
-          {"state", card.running ? "running" : "stopped"},
-          {"addresses", addresses}};
+  return std::move(listed.cards);
 }
 
 void print_cards(const std::string& state_dir, bool json) {
-  const auto cards = list_cards(state_dir);
+  const auto cards = cards_of(state_dir);
   if (json) {
     Json list = Json::array();
-    for (const auto& card : cards)
+    for (const auto& card : cards) {
       list.push_back(to_json(card));
+      list.back()["state"] = state_of(card);
+    }
     std::cout << Json{{"cards", list}}.dump(2) << "\n";
     return;
   }
   std::printf("%-16s %-20s %-8s %-24s %s\n", "ID", "SERIAL", "STATE", "ADDRESS", "NQN");
   for (const auto& card : cards) {
     const auto address = card.addresses.empty() ? std::string("-") : card.addresses.front().text();
-    std::printf("%-16s %-20s %-8s %-24s %s\n", card.id.c_str(), card.serial.c_str(),
-                card.running ? "running" : "stopped", address.c_str(), card.nqn.c_str());
+    std::printf("%-16s %-20s %-8s %-24s %s\n", card.id.c_str(), card.serial.c_str(), state_of(card),
+                address.c_str(), card.nqn.c_str());
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -15,6 +16,9 @@
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <tuple>
+
+#include "base/events.hpp"
 
 namespace akv::softcard {
 namespace {
@@ -77,19 +81,6 @@ UniqueFd take_start_turn(const fs::path& directory) {
   return fd;
 }
 
-Json to_json(const CardRecord& record) {
-  Json addresses = Json::array();
-  for (const auto& address : record.addresses) {
-    addresses.push_back(
-        {{"transport", "tcp"}, {"traddr", address.address}, {"trsvcid", std::to_string(address.port)}});
-  }
-  return {{"id", record.id},
-          {"serial", record.serial},
-          {"nqn", record.nqn},
-          {"uuid", record.uuid},
-          {"addresses", addresses}};
-}
-
 CardRecord from_json(const Json& json) {
   CardRecord record{.id = json.at("id"),
                     .serial = json.at("serial"),
@@ -98,23 +89,34 @@ CardRecord from_json(const Json& json) {
                     .addresses = {},
                     .running = false};
   for (const auto& address : json.at("addresses")) {
-    const auto port = std::stoul(address.at("trsvcid").get<std::string>());
-    record.addresses.push_back({.address = address.at("traddr"), .port = static_cast<std::uint16_t>(port)});
+    const auto text = address.at("trsvcid").get<std::string>();
+    std::uint16_t port = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+    if (error != std::errc{} || end != text.data() + text.size())
+      throw std::invalid_argument("trsvcid '" + text + "' is no port");
+    record.addresses.push_back({.address = address.at("traddr"), .port = port});
   }
   return record;
 }
 
-// nullopt: gone between the listing and the reading.
-std::optional<CardRecord> read_record(const fs::path& directory, const fs::path& path) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
+// Adds what the file says to the list; nothing when it is gone since the directory was read.
+void read_record(const fs::path& directory, const fs::path& path, CardList& list) {
+  const auto name = path.filename().string();
+  const auto serial = name.substr(0, name.size() - kRecordSuffix.size());
+  const bool running = is_locked(file_of(directory, serial, kLockSuffix));
   try {
+    std::ifstream file(path);
+    if (!file && errno == ENOENT) return;
+    if (!file) throw std::system_error(errno, std::generic_category(), "open");
     auto record = from_json(Json::parse(file));
-    record.running = is_locked(file_of(directory, record.serial, kLockSuffix));
-    return record;
-  } catch (const Json::exception& error) {
-    throw std::runtime_error("card record " + path.string() + " can't be read (" + error.what() +
-                             "); remove it");
+    if (record.serial != serial) throw std::invalid_argument("it names serial '" + record.serial + "'");
+    record.running = running;
+    list.cards.push_back(std::move(record));
+  } catch (const std::exception& error) {
+    const auto* const remedy = running ? "; restart the card " : "; remove it, for no card runs with serial ";
+    list.lost.push_back(
+        {"card record " + path.string() + " can't be read (" + error.what() + ")" + remedy + serial,
+         running});
   }
 }
 
@@ -143,28 +145,44 @@ void remove_files(const fs::path& directory, const std::string& serial) {
 
 }  // namespace
 
-std::vector<CardRecord> list_cards(const fs::path& directory) {
-  std::vector<CardRecord> cards;
-  if (!fs::exists(directory)) return cards;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    if (!entry.path().filename().string().ends_with(kRecordSuffix)) continue;
-    if (auto record = read_record(directory, entry.path())) cards.push_back(std::move(*record));
+Json to_json(const CardRecord& record) {
+  Json addresses = Json::array();
+  for (const auto& address : record.addresses) {
+    addresses.push_back(
+        {{"transport", "tcp"}, {"traddr", address.address}, {"trsvcid", std::to_string(address.port)}});
   }
-  std::sort(cards.begin(), cards.end(), [](const auto& left, const auto& right) {
-    return std::tie(left.id, left.serial) < std::tie(right.id, right.serial);
-  });
-  return cards;
+  return {{"id", record.id},
+          {"serial", record.serial},
+          {"nqn", record.nqn},
+          {"uuid", record.uuid},
+          {"addresses", addresses}};
 }
 
-CardSeat::CardSeat(fs::path directory, const std::string& id, const std::string& serial)
-    : directory_(std::move(directory)), serial_(serial) {
+CardList list_cards(const fs::path& directory) {
+  CardList list;
+  if (!fs::exists(directory)) return list;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (entry.path().filename().string().ends_with(kRecordSuffix)) read_record(directory, entry.path(), list);
+  }
+  std::ranges::sort(list.cards, [](const auto& left, const auto& right) {
+    return std::tie(left.id, left.serial) < std::tie(right.id, right.serial);
+  });
+  return list;
+}
+
+// A record that can't be read keeps no other card from starting; this card's own is written anew.
+CardSeat::CardSeat(fs::path directory, const CardRecord& record)
+    : directory_(std::move(directory)), serial_(record.serial) {
   if (fs::create_directories(directory_)) fs::permissions(directory_, fs::perms::owner_all);
   const auto turn = take_start_turn(directory_);
-  for (const auto& card : list_cards(directory_)) {
-    const bool same_serial = card.serial == serial;
-    if (!same_serial && card.id != id) continue;
+  const auto list = list_cards(directory_);
+  for (const auto& lost : list.lost)
+    log_event(Level::warning, "card_record_unreadable", {{"reason", lost.message}});
+  for (const auto& card : list.cards) {
+    const bool same_serial = card.serial == serial_;
+    if (!same_serial && card.id != record.id) continue;
     if (card.running) {
-      throw std::runtime_error(std::string(same_serial ? "serial " + serial : "id " + id) +
+      throw std::runtime_error(std::string(same_serial ? "serial " + serial_ : "id " + record.id) +
                                " belongs to the running card " + card.id + " (serial " + card.serial +
                                ") in " + directory_.string() + "; stop it or choose another");
     }
@@ -172,8 +190,10 @@ CardSeat::CardSeat(fs::path directory, const std::string& id, const std::string&
   }
   lock_ = open_lock(file_of(directory_, serial_, kLockSuffix));
   if (!try_lock(lock_.get())) {
-    throw std::runtime_error("a card with serial " + serial + " is starting in " + directory_.string());
+    throw std::runtime_error("a card with serial " + serial_ + " runs in " + directory_.string() +
+                             "; stop it or choose another");
   }
+  publish(record);
 }
 
 void CardSeat::publish(const CardRecord& record) const {
@@ -203,10 +223,9 @@ UniqueFd CardSeat::listen_control() const {
 }
 
 UniqueFd connect_control(const fs::path& directory, const std::string& id) {
-  const auto cards = list_cards(directory);
-  const auto card = std::find_if(cards.begin(), cards.end(), [&](const auto& candidate) {
-    return candidate.id == id && candidate.running;
-  });
+  const auto cards = list_cards(directory).cards;
+  const auto card = std::ranges::find_if(
+      cards, [&](const auto& candidate) { return candidate.id == id && candidate.serves(); });
   if (card == cards.end()) {
     throw std::runtime_error("no running card " + id + " in " + directory.string() +
                              "; see `akv-softcard list --state-dir " + directory.string() + "`");
@@ -220,7 +239,7 @@ UniqueFd connect_control(const fs::path& directory, const std::string& id) {
 }
 
 bool card_runs(const fs::path& directory, const std::string& id) {
-  const auto cards = list_cards(directory);
+  const auto cards = list_cards(directory).cards;
   return std::any_of(cards.begin(), cards.end(),
                      [&](const auto& card) { return card.id == id && card.running; });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,18 +20,34 @@ struct CardRecord {
   std::string uuid;
   std::vector<TcpEndpoint> addresses;
   bool running{false};  // not in the file: what the lock says
+
+  // A card that starts has no addresses yet.
+  [[nodiscard]] bool serves() const noexcept { return running && !addresses.empty(); }
 };
 
-// All records, sorted by id. A missing directory has none. Throws std::runtime_error that names a record it
-// can't read.
-[[nodiscard]] std::vector<CardRecord> list_cards(const std::filesystem::path& directory);
+[[nodiscard]] nlohmann::ordered_json to_json(const CardRecord& record);
+
+// A record that can't be read, and what to do about it.
+struct LostRecord {
+  std::string message;
+  bool running{false};
+};
+
+struct CardList {
+  std::vector<CardRecord> cards;  // sorted by id
+  std::vector<LostRecord> lost;
+};
+
+// A missing directory has none.
+[[nodiscard]] CardList list_cards(const std::filesystem::path& directory);
 
 // The card's place in the directory, held as long as the object lives.
 class CardSeat {
  public:
-  // Makes the directory (0700) where needed, takes the card's lock, and removes records of dead cards with
-  // the same serial or id. Throws std::runtime_error when a living card has one of them.
-  CardSeat(std::filesystem::path directory, const std::string& id, const std::string& serial);
+  // Makes the directory (0700) where needed, takes the card's lock, removes records of dead cards with the
+  // same serial or id, and publishes `record`, by which other cards know that both are taken. Throws
+  // std::runtime_error when a living card has one of them.
+  CardSeat(std::filesystem::path directory, const CardRecord& record);
 
   // Replaces the record at once and in full.
   void publish(const CardRecord& record) const;
