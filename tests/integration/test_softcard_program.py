@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,20 @@ def test_help_and_version() -> None:
     assert "serve" in card_cli("--help").stdout
     assert "--capacity" in card_cli("serve", "--help").stdout
     assert card_cli().returncode == 2
+
+
+@pytest.mark.parametrize(
+    "sent", [b"stop", b"stop" + b" " * 300, b"fault any drop" + b" " * 300 + b"count=1\n"]
+)
+def test_a_control_line_that_is_cut_is_refused(card: Card, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as control:
+        control.settimeout(10)
+        control.connect(str(card.state_dir / "L0P0.card.sock"))
+        control.sendall(sent)
+        control.shutdown(socket.SHUT_WR)
+        assert "a command is one line" in json.loads(control.makefile().readline())["error"]
+    assert card.stats()["state"] == "running"
+    assert card.fault("list")["faults"] == []
 
 
 def test_records_that_cannot_be_read(card: Card) -> None:

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t kMaxSessions = 16;
 constexpr std::size_t kMaxLine = 256;
+constexpr const char* kNoLine = "a command is one line of at most 255 bytes and its end";
 constexpr auto kSessionTime = std::chrono::seconds(5);
 
 std::string error_text(const std::string& message) {
@@ -48,9 +49,11 @@ class ControlServer::Session final : public FdHandler {
     if (got > 0) line_.append(bytes.data(), static_cast<std::size_t>(got));
     const auto end = line_.find('\n');
     if (end == std::string::npos && got > 0 && line_.size() < kMaxLine) return;
+    // A part of a line may be another command than the whole.
+    const bool whole = end != std::string::npos && end < kMaxLine;
     // An answer is a few kilobytes and the socket is empty: one call takes it whole.
-    const auto text = server_.answer(line_.substr(0, end)) + "\n";
-    if (got > 0) ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const auto text = (whole ? server_.answer(line_.substr(0, end)) : error_text(kNoLine)) + "\n";
+    if (got >= 0) ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     server_.end(socket_.get());
   }
 
