@@ -34,6 +34,7 @@ P = ParamSpec("P")
 _POLL_WRITE = select.POLLOUT
 _POLL_END = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _POLL_READ = select.POLLIN | _POLL_END
+_FAULT_PAUSE = 0.05  # seconds
 # The socket, whether to read and to write, and when the timer is due.
 _State = tuple[int, bool, bool, float | None]
 
@@ -242,6 +243,8 @@ class Client(ClientView):
                 except Exception as error:  # noqa: BLE001 - told by the engine's log
                     with self._lock:
                         self._engine.fail(error)
+                    # What fails each time must not take a core.
+                    time.sleep(_FAULT_PAUSE)
         finally:
             # Whatever ended this thread, no call may wait for it any more.
             with self._lock:
