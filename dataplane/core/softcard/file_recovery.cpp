@@ -2,8 +2,11 @@
 // segment that was written last.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <random>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "base/events.hpp"
 #include "softcard/file_store.hpp"
@@ -14,6 +17,7 @@ namespace {
 constexpr std::size_t kScanBytes = std::size_t{64} << 10U;
 // With so many segments a second one stays free, so that more than one segment of pairs can move at a time.
 constexpr std::size_t kManySegments = 32;
+constexpr const char* kRemedy = "replace the medium, or remove the file to begin with an empty card";
 
 }  // namespace
 
@@ -37,7 +41,7 @@ void FileStore::recover() {
   bool writable = !in_use_.empty() || begin_segment(0);
   while (writable && free_.size() < spare_)
     writable = release_oldest(false);
-  if (!writable) throw std::runtime_error("the card's file can't be written");
+  if (!writable) throw std::runtime_error(std::string("the card's file can't be written; ") + kRemedy);
   log_event(gaps_ == 0 ? Level::info : Level::warning, "store_recovered",
             {{"keys", index_.size()},
              {"bytes", bytes_},
@@ -65,7 +69,13 @@ std::vector<FileStore::Recovered> FileStore::find_segments() {
   std::vector<Recovered> found;
   for (std::uint32_t index = 0; index < segments_.size(); ++index) {
     std::array<std::byte, sizeof(SegmentHeader)> raw{};
-    if (!file_.read(at(index, 0), raw)) throw std::runtime_error("the card's file can't be read");
+    // Stepping over it is no way: later versions of its pairs would not mark them, and the medium may read
+    // it again one day.
+    if (!file_.read(at(index, 0), raw)) {
+      throw std::system_error(errno, std::generic_category(),
+                              "the card's file can't be read at byte " + std::to_string(at(index, 0)) +
+                                  ", where a segment begins; " + kRemedy);
+    }
     const auto header = nvme::read_wire<SegmentHeader>(raw);
     const bool valid =
         header.magic == kSegmentMagic && header.sequence != 0 && header.crc == header_crc(header, salt());
