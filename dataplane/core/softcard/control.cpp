@@ -50,7 +50,7 @@ class ControlServer::Session final : public FdHandler {
     const auto end = line_.find('\n');
     if (end == std::string::npos && got > 0 && line_.size() < kMaxLine) return;
     // A part of a line may be another command than the whole.
-    const bool whole = end != std::string::npos && end < kMaxLine;
+    const bool whole = end < kMaxLine;  // npos is not
     // An answer is a few kilobytes and the socket is empty: one call takes it whole.
     const auto text = (whole ? server_.answer(line_.substr(0, end)) : error_text(kNoLine)) + "\n";
     if (got >= 0) ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -28,7 +28,11 @@ class TxQueue {
   };
 
   template <nvme::WireStruct T>
-  void push(const T& pdu, const nvme::Framing& framing, Payload payload = {});
+  void push(const T& pdu, const nvme::Framing& framing, Payload payload);
+  template <nvme::WireStruct T>
+  void push(const T& pdu, const nvme::Framing& framing) {
+    push(pdu, framing, Payload{});
+  }
 
   // The digest of what was pushed last, if it has one, is wrong from now on (a fault that a test asked for).
   void spoil_last_digest() noexcept { items_.back().digest[0] ^= std::byte{1}; }
