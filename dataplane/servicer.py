@@ -137,6 +137,7 @@ class DataplaneServicer(dataplane_pb2_grpc.DataplaneServiceServicer):
             log.warning("Plan refused", error=str(error), sequence=plan.sequence)
             raise
         except Exception as error:
+            # Whatever it is: the engine may serve the plan in part, and who asked may have gone.
             log.warning("Plan not served by all workers", error=str(error), sequence=plan.sequence)
             raise
         self._settled = True

@@ -99,13 +99,17 @@ def test_a_killed_gateway_costs_misses_and_nothing_else(gateway: Program, path: 
         assert client.stats()["pid"] == second.pid
 
 
-# In a process of its own: a fork of this one would take along the locks of every thread that other tests left
-# behind (gRPC's among them), and could hang.
-FORKING_CLIENT = """
-import os, sys
+# How each program of a client that forks begins.
+CONNECTED = """
+import os, signal, sys, threading
 from integration.client import ClientConfig, Status, client_class
 client = client_class(None)(ClientConfig(socket=sys.argv[1]))
 assert client.wait_connected(30)
+"""
+
+# In a process of its own: a fork of this one would take along the locks of every thread that other tests left
+# behind (gRPC's among them), and could hang.
+FORKING_CLIENT = """
 one, two = bytes(32), bytes(31) + b"2"
 assert client.put([one], [b"x"], 1) == [Status.OK]
 child = os.fork()
@@ -119,10 +123,6 @@ client.close()
 
 # Forks while another thread is in the middle of calls.
 FORKING_BUSY_CLIENT = """
-import os, sys, threading
-from integration.client import ClientConfig, Status, client_class
-client = client_class(None)(ClientConfig(socket=sys.argv[1]))
-assert client.wait_connected(30)
 ended = threading.Event()
 def call():
     while not ended.is_set():
@@ -142,10 +142,6 @@ client.close()
 
 # Forks while four threads wait for replies, of whom one reads the socket. An alarm ends a child that hangs.
 FORKING_WAITING_CLIENT = """
-import os, signal, sys, threading
-from integration.client import ClientConfig, client_class
-client = client_class(None)(ClientConfig(socket=sys.argv[1]))
-assert client.wait_connected(30)
 ended = threading.Event()
 def call():
     while not ended.is_set():
@@ -174,10 +170,6 @@ client.close()
 
 # A signal's handler forks: within the client's lock, and within a call, which goes on in the child.
 FORKING_HANDLER = """
-import os, signal, sys, threading
-from integration.client import ClientConfig, client_class
-client = client_class(None)(ClientConfig(socket=sys.argv[1]))
-assert client.wait_connected(30)
 children = []
 def fork(number, frame):
     child = os.fork()
@@ -221,7 +213,7 @@ def test_a_forked_child_touches_nothing_of_its_parents_session(
     gateway: Program, path: Path, program: str
 ) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
+        [sys.executable, "-c", CONNECTED + program, str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -233,13 +225,9 @@ def test_a_forked_child_touches_nothing_of_its_parents_session(
 
 # Meets a limit of descriptors, as another part of its process may have used them up for a while.
 CROWDED_CLIENT = """
-import os, resource, sys, time
+import os, resource, sys
 from integration.client import ClientConfig, client_class
-def wait_until(probe):
-    end = time.monotonic() + 30
-    while not probe():
-        assert time.monotonic() < end, client.last_error
-        time.sleep(0.01)
+from tests.support.procs import wait_until
 def crowd(left):
     held = []
     try:
@@ -263,17 +251,17 @@ os.truncate(pool, 4096)
 held = crowd(2)
 region = client.register(pool)
 relax(held)
-wait_until(lambda: region.registered)
+wait_until(lambda: region.registered, "the region is registered")
 assert client.wait_connected(30)
 print('{"event": "registered"}', flush=True)
-wait_until(lambda: not client.connected)
+wait_until(lambda: not client.connected, "the session is lost")
 # The socket of the next attempt and the gateway's pidfd.
 held = crowd(2)
 print('{"event": "crowded"}', flush=True)
-wait_until(lambda: client.connected or "open files" in str(client.last_error))
+wait_until(lambda: client.connected or "open files" in str(client.last_error), "the lack is met")
 relax(held)
 assert client.wait_connected(30), client.last_error
-wait_until(lambda: region.registered)
+wait_until(lambda: region.registered, "the region is registered")
 client.close()
 print('{"event": "done"}', flush=True)
 """

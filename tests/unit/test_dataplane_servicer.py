@@ -19,7 +19,7 @@ from controlplane.gateway.messages import plan_to_message
 from controlplane.gateway.pusher import PlanPusher
 from dataplane._native import Engine
 from dataplane.servicer import DataplaneServicer
-from tests.support.gateway_plans import a_plan
+from tests.support.gateway_plans import a_plan, running
 from tests.support.procs import PATIENCE
 
 
@@ -124,15 +124,12 @@ async def test_the_plan_before_a_late_one_is_pushed_again(service: Service) -> N
     client = DataplaneClient(service.socket)
     pusher = PlanPusher(client, Backoff(0.01, 0.1))
     pusher.want(a_plan("a"))
-    task = asyncio.create_task(pusher.run())
     try:
-        service.engine.may_go_on.set()
-        async with asyncio.timeout(PATIENCE):
+        async with running(pusher), asyncio.timeout(PATIENCE):
+            service.engine.may_go_on.set()
             while await service.plan() != (3, True):
                 pass
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await client.close()
     assert service.engine.sequences == [1, 2, 3]
 

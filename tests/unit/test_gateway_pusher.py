@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from controlplane.base.backoff import Backoff
 from controlplane.gateway.dataplane import DataplaneClient, DataplaneError
 from controlplane.gateway.messages import plan_to_message
 from controlplane.gateway.pusher import PlanPusher
-from tests.support.gateway_plans import UUID, a_plan
+from tests.support.gateway_plans import UUID, a_plan, running
 from tests.support.grpc_peers import RecordingDataplane
 from tests.support.procs import wait_until
 
@@ -33,17 +32,6 @@ async def client(recorder: RecordingDataplane) -> AsyncIterator[DataplaneClient]
     made = DataplaneClient(str(recorder.socket))
     yield made
     await made.close()
-
-
-@asynccontextmanager
-async def running(pusher: PlanPusher) -> AsyncIterator[None]:
-    """The pusher at work, until the block ends."""
-    task = asyncio.create_task(pusher.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(probe: Callable[[], bool], what: str) -> None:
