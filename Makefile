@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 JOBS := $(shell nproc)
 # Most tests wait for processes most of the time; tests/conftest.py keeps the heaviest from running at once.
-TEST_WORKERS := $(shell echo $$(($$(nproc) + 1)))
+TEST_WORKERS := $(shell echo $$(($$(nproc) + 2)))
 SECONDS_EACH = $(or $(SECONDS),60)
 CPP_DIRS := dataplane/core tests/native tests/fuzz
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.cpp' -o -name '*.hpp')

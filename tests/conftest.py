@@ -32,22 +32,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Their hosts, gateways and replays take a core all the while: two at once would slow each other down.
+# Their hosts, gateways and replays take half a core all the while: more than two at once would slow each
+# other down. "Harder" takes as long as the other files together.
 _SCENES = "tests/fault/test_table_"
+_HARDER = f"{_SCENES}harder.py"
 _LONGEST = (_SCENES, *(f"tests/integration/test_{name}" for name in ("packaging", "install_page", "demo")))
 
 
-class _OneSceneAtATime(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """A worker takes the tests of a file, and one of them takes all files with scenes."""
+class _TwoScenesAtATime(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """A worker takes the tests of a file, and two of them take all files with scenes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _SCENES if nodeid.startswith(_SCENES) else super()._split_scope(nodeid)
+        other = nodeid.startswith(_SCENES) and not nodeid.startswith(_HARDER)
+        return _SCENES if other else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _OneSceneAtATime:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _TwoScenesAtATime:
     """How `-n` shares the tests out."""
-    return _OneSceneAtATime(config, log)
+    return _TwoScenesAtATime(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

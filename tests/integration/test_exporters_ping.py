@@ -87,6 +87,7 @@ def test_without_the_right_to_ping_it_says_so_and_reports_no_loss(
     command = ["setpriv", "--bounding-set", "-net_raw"]
     with Program([*command, *python_module("controlplane.exporters.ping", *arguments)]) as program:
         assert "CAP_NET_RAW" in program.wait_event("cannot ping", 30.0)["reason"]
+        program.wait_event("ready", 30.0)
         metrics = wait_metrics(loopback_net.host(1), lambda m: m["ping_socket_up", ""] == 0)
         assert ("ping_loss_percent", "near") not in metrics
         assert len(program.events("cannot ping")) == 1

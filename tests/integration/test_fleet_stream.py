@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import grpc
@@ -11,13 +12,16 @@ from akv.v1 import agent_pb2 as pb
 
 from controlplane.base.request_errors import Overrun, Unavailable
 from controlplane.fleet import stream
-from controlplane.fleet.liveness import NodeState
+from controlplane.fleet.liveness import Limits, NodeState
 from controlplane.store.fleet_records import EngineWanted
 from tests.support.etcd import EtcdCluster
 from tests.support.fleet import SECONDS, FleetHost, SimAgent, leading
 from tests.support.fleet_scene import ending
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import eventually
+
+# Where silence is not what is to end a stream.
+NEVER_LOST = Limits(lost=1e9)
 
 
 async def test_an_agent_registers_and_is_acknowledged(host: FleetHost) -> None:
@@ -227,17 +231,19 @@ async def test_another_node_can_not_register_on_an_open_stream(host: FleetHost) 
         assert "gpu-2" in words
 
 
+# Larger than what flow control lets through before the agent reads.
+COMMAND = pb.LeaderMessage(start_shard=pb.StartShard(shard_id="a", arguments=["x" * (64 << 10)]))
+
+
 async def stall(host: FleetHost, agent: SimAgent) -> None:
     """Send to an agent that does not read until its queue is full."""
     await agent.connect(read=False)
     connections = host.term.connections
     await eventually(lambda: connections.is_open(agent.node_id), "it is connected", SECONDS)
-    # Larger than what flow control lets through before the agent reads.
-    command = pb.LeaderMessage(start_shard=pb.StartShard(shard_id="a", arguments=["x" * (64 << 10)]))
 
     async def send_on() -> None:
         for _ in range(4000):
-            connections.send(agent.node_id, command)
+            connections.send(agent.node_id, COMMAND)
             await asyncio.sleep(0)
 
     with pytest.raises(Overrun, match=f"^node {agent.node_id} is not keeping up with commands$"):
@@ -247,20 +253,26 @@ async def stall(host: FleetHost, agent: SimAgent) -> None:
 
 async def give_up(host: FleetHost, clock: ManualClock, node_id: str) -> None:
     """Let time pass until the leader waits for the node no more."""
-
-    end = clock.now + host.term.limits.lost - 1  # silence is not what is to end it
+    connections = host.term.connections
 
     def given_up() -> bool:
-        clock.now = min(clock.now + 1, end)
+        # Its queue was full once, and there may have been room for all of it on the way.
+        with contextlib.suppress(Overrun, Unavailable):
+            connections.send(node_id, COMMAND)
+        clock.now += 1
         host.term.wake.set()
-        return not host.term.connections.is_open(node_id)
+        return not connections.is_open(node_id)
 
     await eventually(given_up, f"the stream of {node_id} is ended", SECONDS)
 
 
 async def test_a_slow_reader_fills_its_queue_and_nobody_elses_and_loses_its_stream(etcd: EtcdCluster) -> None:
     clock = ManualClock()
-    async with leading(etcd, clock=clock) as host, host.agent("slow") as slow, host.agent("quick") as quick:
+    async with (
+        leading(etcd, clock=clock, limits=NEVER_LOST) as host,
+        host.agent("slow") as slow,
+        host.agent("quick") as quick,
+    ):
         await quick.connect()
         await stall(host, slow)
         connections = host.term.connections
@@ -280,7 +292,11 @@ async def test_who_does_not_even_read_the_end_of_its_stream_loses_the_connection
     """It answers pings, and its stream's status would wait behind the messages for ever."""
     monkeypatch.setattr(stream, "END_SECONDS", 0.2)
     clock = ManualClock()
-    async with leading(etcd, clock=clock) as host, host.agent("deaf") as deaf, host.agent("quick") as quick:
+    async with (
+        leading(etcd, clock=clock, limits=NEVER_LOST) as host,
+        host.agent("deaf") as deaf,
+        host.agent("quick") as quick,
+    ):
         await quick.connect()
         await quick.hear("ack")
         alone = handlers()
