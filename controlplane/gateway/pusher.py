@@ -102,8 +102,9 @@ class PlanPusher:
         return served.settled and served.plan == self._wanted
 
     async def _read(self) -> Served:
+        self._doubt = False  # one that comes up while the answer is under way is asked about anew
         served = await self._dataplane.get_plan()
-        self._doubt = self._silent = False
+        self._silent = False
         self._sequence = max(self._sequence, served.sequence)
         return served
 

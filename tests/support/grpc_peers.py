@@ -77,6 +77,8 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
         """Start, as a process would: with no plan."""
         self.plan: plan_pb2.Plan | None = None
         self.unsettled = False
+        self.answers = threading.Event()  # cleared, GetPlan is counted and its answer waits
+        self.answers.set()
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         dataplane_pb2_grpc.add_DataplaneServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
@@ -118,6 +120,8 @@ class RecordingDataplane(dataplane_pb2_grpc.DataplaneServiceServicer):
         self, request: dataplane_pb2.GetPlanRequest, context: grpc.ServicerContext
     ) -> dataplane_pb2.GetPlanResponse:
         self.plans_read += 1
+        if not self.answers.wait(PATIENCE):
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the test holds this answer")
         return dataplane_pb2.GetPlanResponse(plan=self.plan, unsettled=self.unsettled)
 
     def GetStatus(

@@ -102,6 +102,30 @@ async def test_a_dataplane_that_does_not_know_of_sequences_is_not_asked_without_
         assert len(recorder.applied) == 1
 
 
+@pytest.mark.parametrize(
+    "doubt", [dataplane_pb2.GetStatusResponse(), DataplaneError("GetStatus: deadline_exceeded: no answer")]
+)
+async def test_a_doubt_that_comes_up_while_the_plan_is_read_makes_the_pusher_read_it_once_more(
+    recorder: RecordingDataplane,
+    client: DataplaneClient,
+    doubt: dataplane_pb2.GetStatusResponse | DataplaneError,
+) -> None:
+    """The answer that is under way may be from before what raised it."""
+    pusher = PlanPusher(client, Backoff(0.01, 0.1))
+    pusher.want(a_plan("a"))
+    async with running(pusher):
+        await in_sync(pusher)
+        recorder.answers.clear()
+        pusher.heard(dataplane_pb2.GetStatusResponse())
+        await reads(recorder, 2)
+        pusher.heard(doubt)
+        recorder.answers.set()
+        await reads(recorder, 3)
+        await in_sync(pusher)
+        await client.get_status()  # a GetPlan would be before it
+    assert recorder.plans_read == 3
+
+
 async def test_statuses_that_do_not_come_are_no_fault_while_the_plan_can_be_read(
     recorder: RecordingDataplane, client: DataplaneClient
 ) -> None:
