@@ -9,22 +9,11 @@
 namespace akv::card::test {
 namespace {
 
-struct Digests {
-  DigestPolicy header;
-  DigestPolicy data;
-};
-
 class CardIo : public ::testing::TestWithParam<Digests> {
  protected:
-  CardIo() : cards(config()) {
+  CardIo() : cards(quick_config(GetParam())) {
     cards.set->apply({target.spec()});
     EXPECT_TRUE(reaches(*cards.set, "CARD0", CardState::live));
-  }
-  static NvmeCardConfig config() {
-    auto config = quick_config();
-    config.header_digest = GetParam().header;
-    config.data_digest = GetParam().data;
-    return config;
   }
 
   CardTarget target;

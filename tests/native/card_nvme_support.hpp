@@ -25,6 +25,19 @@ inline NvmeCardConfig quick_config() {
   return config;
 }
 
+// What both sides may ask of digests; the parameter of tests that move values.
+struct Digests {
+  DigestPolicy header;
+  DigestPolicy data;
+};
+
+inline NvmeCardConfig quick_config(const Digests& digests) {
+  NvmeCardConfig config = quick_config();
+  config.header_digest = digests.header;
+  config.data_digest = digests.data;
+  return config;
+}
+
 class NvmeCards {
  public:
   explicit NvmeCards(NvmeCardConfig config = quick_config(), std::size_t worker_count = 2)

@@ -18,11 +18,6 @@ auto live_again(std::uint64_t reconnects) {
   };
 }
 
-struct Digests {
-  DigestPolicy header;
-  DigestPolicy data;
-};
-
 class Softcard : public ::testing::TestWithParam<Digests> {};
 
 INSTANTIATE_TEST_SUITE_P(Digests, Softcard,
@@ -32,9 +27,7 @@ INSTANTIATE_TEST_SUITE_P(Digests, Softcard,
                                            Digests{DigestPolicy::require, DigestPolicy::require}));
 
 TEST_P(Softcard, KeepsValuesOfOneByteToFourMebibytes) {
-  auto config = quick_config();
-  config.header_digest = GetParam().header;
-  config.data_digest = GetParam().data;
+  const auto config = quick_config(GetParam());
   ScratchDirectory directory;
   SoftcardProcess card(directory, "CARD0");
   NvmeCards cards(config);
@@ -57,9 +50,7 @@ TEST_P(Softcard, KeepsValuesOfOneByteToFourMebibytes) {
 }
 
 TEST_P(Softcard, ServesManyRequestsOfBothWorkersAtOnce) {
-  auto config = quick_config();
-  config.header_digest = GetParam().header;
-  config.data_digest = GetParam().data;
+  const auto config = quick_config(GetParam());
   ScratchDirectory directory;
   SoftcardProcess card(directory, "CARD0");
   NvmeCards cards(config);

@@ -12,7 +12,7 @@
 namespace akv::fabric::test {
 namespace {
 
-constexpr std::uint32_t kBytes = 70'001;
+constexpr std::uint32_t kValueBytes = 70'001;
 
 struct Asked {
   std::uint16_t ttag;
@@ -53,12 +53,12 @@ INSTANTIATE_TEST_SUITE_P(Digests, R2ts, ::testing::Values(DigestPolicy::off, Dig
 
 // As many as MAXR2T allows are open at a time; a further one comes as soon as the first has its data.
 TEST_P(R2ts, SeveralOfOneCommandAreAnsweredInTheirOrder) {
-  const auto value = pattern(kBytes, 1);
+  const auto value = pattern(kValueBytes, 1);
   ScriptedTarget target([&](Peer& peer) {
     EXPECT_EQ(peer.greet({.maxh2cdata = 8192}).maxr2t, Grants::kMost - 1);
     const auto cid = peer.receive().as<nvme::CapsuleCmd>().sqe.cid;
     const std::vector<Asked> first{{9, 0, 20'000}, {3, 20'000, 8192}, {5, 28'192, 1}, {4, 28'193, 10'000}};
-    const Asked last{1, 38'193, kBytes - 38'193};
+    const Asked last{1, 38'193, kValueBytes - 38'193};
     std::vector<std::byte> got;
     ask(peer, cid, first);
     take(peer, cid, first[0], got);
@@ -70,7 +70,7 @@ TEST_P(R2ts, SeveralOfOneCommandAreAnsweredInTheirOrder) {
   });
   Client client({.address = target.address(), .header_digest = GetParam(), .data_digest = GetParam()});
   ASSERT_TRUE(client.connect());
-  GuardedBuffer buffer(kBytes);
+  GuardedBuffer buffer(kValueBytes);
   std::ranges::copy(value, buffer.bytes().begin());
   const auto response = client.call(command(kWrite, Direction::to_target, buffer.vectors()));
   ASSERT_TRUE(response);
@@ -84,9 +84,10 @@ TEST(R2tsOfManyCommands, AreAnsweredEachUnderItsOwnTag) {
     for (int i = 0; i < 3; ++i)
       cids.push_back(peer.receive().as<nvme::CapsuleCmd>().sqe.cid);
     for (std::uint16_t i = 0; i < cids.size(); ++i)
-      ask(peer, cids[i], {{i, 0, 10'000}, {static_cast<std::uint16_t>(i + 10), 10'000, kBytes - 10'000}});
+      ask(peer, cids[i],
+          {{i, 0, 10'000}, {static_cast<std::uint16_t>(i + 10), 10'000, kValueBytes - 10'000}});
     std::map<std::uint16_t, std::vector<std::byte>> got;
-    for (std::size_t all = 0; all < cids.size() * kBytes && peer.ok();) {
+    for (std::size_t all = 0; all < cids.size() * kValueBytes && peer.ok();) {
       const auto pdu = peer.receive();
       const auto data = pdu.as<nvme::DataPdu>();
       auto& mine = got[data.cccid];
@@ -97,7 +98,7 @@ TEST(R2tsOfManyCommands, AreAnsweredEachUnderItsOwnTag) {
       all += pdu.data.size();
     }
     for (std::size_t i = 0; i < cids.size(); ++i) {
-      EXPECT_EQ(got[cids[i]], pattern(kBytes, i));
+      EXPECT_EQ(got[cids[i]], pattern(kValueBytes, i));
       peer.respond(cids[i]);
     }
   });
@@ -106,7 +107,7 @@ TEST(R2tsOfManyCommands, AreAnsweredEachUnderItsOwnTag) {
   std::vector<GuardedBuffer> buffers;
   buffers.reserve(3);
   for (std::uint32_t i = 0; i < 3; ++i) {
-    std::ranges::copy(pattern(kBytes, i), buffers.emplace_back(kBytes).bytes().begin());
+    std::ranges::copy(pattern(kValueBytes, i), buffers.emplace_back(kValueBytes).bytes().begin());
     ASSERT_TRUE(
         client.queue_pair->submit(command(kWrite, Direction::to_target, buffers.back().vectors()), i));
   }
@@ -132,7 +133,7 @@ TEST_P(TooManyR2ts, AtOnceAreABreachOfTheProtocol) {
   });
   Client client({.address = target.address(), .max_r2ts = GetParam()});
   ASSERT_TRUE(client.connect());
-  GuardedBuffer buffer(kBytes);
+  GuardedBuffer buffer(kValueBytes);
   EXPECT_FALSE(client.call(command(kWrite, Direction::to_target, buffer.vectors())));
   ASSERT_TRUE(client.closed);
   EXPECT_TRUE(contains(*client.closed, "more R2Ts at once"));
@@ -160,14 +161,14 @@ TEST(R2tsOfACommand, ThatIsOverAreForgotten) {
       peer.send_bytes(bytes);
     }
     const auto cid = peer.receive().as<nvme::CapsuleCmd>().sqe.cid;
-    ask(peer, cid, {{7, 0, kBytes}});
+    ask(peer, cid, {{7, 0, kValueBytes}});
     std::vector<std::byte> got;
-    take(peer, cid, {7, 0, kBytes}, got);
+    take(peer, cid, {7, 0, kValueBytes}, got);
     peer.respond(cid);
   });
   Client client({.address = target.address(), .depth = 1});
   ASSERT_TRUE(client.connect());
-  GuardedBuffer buffer(kBytes);
+  GuardedBuffer buffer(kValueBytes);
   for (std::uint32_t tag = 0; tag < 4; ++tag) {
     const auto response = client.call(command(kWrite, Direction::to_target, buffer.vectors()), tag);
     ASSERT_TRUE(response);
