@@ -225,8 +225,11 @@ async def test_a_file_system_that_hangs_keeps_no_agent_from_its_leader(
         )
         async with agent(config):
             stream = await lead.stream()
-            told = await stream.wait("heartbeat", lambda beat: "weights: no answer" in str(beat.new_problems))
-            assert not told.HasField("weights")
+            # The register comes as late as the look is given up: on a busy machine it tells already.
+            if "weights: no answer" not in str(stream.register.problems):
+                await stream.wait("heartbeat", lambda beat: "weights: no answer" in str(beat.new_problems))
+            assert not stream.register.HasField("weights")
+            assert not any(beat.HasField("weights") for beat in stream.of_kind("heartbeat"))
             start = order()
             start.weights = "somewhere"
             for number in range(20):  # each looks for its weights, and hangs
