@@ -20,6 +20,7 @@
 #include "base/unique_fd.hpp"
 #include "card/card_set.hpp"
 #include "fabric_support.hpp"
+#include "paths.hpp"
 
 namespace akv::card::test {
 
@@ -47,9 +48,10 @@ class SoftcardProcess {
   SoftcardProcess(const ScratchDirectory& directory, const std::string& serial,
                   const std::string& id = "xdp0", std::vector<std::string> more = {})
       : serial_(serial), host_(fabric::test::random_loopback()) {
-    std::vector<std::string> words{
-        AKV_SOFTCARD, "serve",    "--id",       id,           "--serial", serial,        "--nqn",
-        nqn(),        "--listen", host_ + ":0", "--capacity", "64M",      "--state-dir", directory.path()};
+    std::vector<std::string> words{akv::test::kSoftcard, "serve",         "--id",       id,
+                                   "--serial",           serial,          "--nqn",      nqn(),
+                                   "--listen",           host_ + ":0",    "--capacity", "64M",
+                                   "--state-dir",        directory.path()};
     words.insert(words.end(), more.begin(), more.end());
     start(words);
     read_port();

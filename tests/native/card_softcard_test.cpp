@@ -1,5 +1,4 @@
 // The initiator against the real software card, suspended, killed and started again.
-#ifdef AKV_SOFTCARD
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -206,4 +205,3 @@ TEST(SoftcardFault, WorkInFlightWhenTheCardIsKilledIsAllAccountedFor) {
 
 }  // namespace
 }  // namespace akv::card::test
-#endif

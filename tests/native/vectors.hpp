@@ -11,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "paths.hpp"
+
 namespace akv::test {
 
 inline nlohmann::json read_vectors(const std::string& name) {
-  std::ifstream file(std::string(AKV_VECTORS_DIR) + "/" + name);
+  std::ifstream file(std::string(kVectorsDirectory) + "/" + name);
   if (!file) throw std::runtime_error("no vector file " + name);
   return nlohmann::json::parse(file);
 }
