@@ -40,7 +40,7 @@ native-tests: setup ## C++ tests under AddressSanitizer and UndefinedBehaviorSan
 	@tools/native-tests asan
 
 test: lint native-tests ## Lint and all tests
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 12
 
 tsan: setup ## C++ tests under ThreadSanitizer
 	@tools/native-tests tsan

@@ -31,7 +31,7 @@ from tests.support.cluster_hosts import (
 )
 from tests.support.procs import Program, python_module, suspend, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 LEARNER_SECONDS = 8
 SMALL_DISK_MEGABYTES = 150

@@ -13,7 +13,7 @@ from tests.support.cli import run_cli
 from tests.support.cluster_hosts import ClusterHost, ask_members, cli_json, cluster_hosts
 from tests.support.procs import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

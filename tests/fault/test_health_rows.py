@@ -22,7 +22,7 @@ from tests.support.scene.storage import CardSpec
 from tests.support.scene.watched import WatchedHost
 
 # The first test also waits for three hosts and a gateway to start.
-pytestmark = [*NEEDS_HOSTS, pytest.mark.timeout(300)]
+pytestmark = list(NEEDS_HOSTS)
 HEALTHY, SICK, UNKNOWN = 0, 1, 2
 VICTIM, OTHER = "L0P0", "L1P0"
 WELL = {VICTIM: HEALTHY, OTHER: HEALTHY}

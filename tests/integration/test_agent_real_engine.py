@@ -32,7 +32,6 @@ from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif("AKV_REAL_ENGINE" not in os.environ, reason="fetches 34 MB: run `make lab`"),
 ]
 SECONDS = 120.0

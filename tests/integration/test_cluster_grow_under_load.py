@@ -24,7 +24,7 @@ from tests.support.cli import run_program
 from tests.support.cluster_hosts import ClusterHost, ask_cluster, cli_json, cluster_hosts, wait_voters
 from tests.support.procs import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 GATEWAYS = 4
 # The product's deadline is 0.5 s (cluster_etcd_timeout_ms); a shared machine needs more to be fair.

@@ -19,7 +19,8 @@ from controlplane.apps.demo.report import NAMES
 from tests.support.procs import ROOT, python_environment, wait_until
 
 REQUESTS = 60
-WATCHDOG_SECONDS = 110
+# For one that hangs: a slow hour of a busy machine makes twice as much of the 50 s that it takes.
+WATCHDOG_SECONDS = 400
 
 
 def _command(*arguments: str | Path) -> list[str]:
