@@ -18,7 +18,8 @@ from controlplane.apps.demo.watches import Watch
 
 # Lines that may wait to be judged; beyond them the replay waits too.
 _BACKLOG = 10_000
-_TURN_SECONDS = 0.05
+# Between two looks at what a wait is for, which may be calls to the programs that are watched.
+_TURN_SECONDS = 0.025
 
 
 def bench(*arguments: str) -> list[str]:
@@ -51,12 +52,11 @@ class Replay:
             self.turn()
 
     def turn(self) -> None:
-        """Judge what has come; waits a moment where nothing has."""
+        """Judge what comes within a moment."""
+        end = time.monotonic() + _TURN_SECONDS
         with contextlib.suppress(queue.Empty):
-            line = self._lines.get(timeout=_TURN_SECONDS)
-            while True:
-                self._take(line)
-                line = self._lines.get_nowait()
+            while not self._ended and (left := end - time.monotonic()) > 0:
+                self._take(self._lines.get(timeout=left))
 
     def finish(self, seconds: float = 20.0) -> dict[str, Any]:
         """Tell it to end, judge the rest, and return its summary."""
