@@ -21,7 +21,6 @@ from tests.support.scene.scene import BRISK, Scene, empty_scene
 from tests.support.scene.storage import CardSpec
 from tests.support.scene.watched import WatchedHost
 
-# The first test also waits for three hosts and a gateway to start.
 pytestmark = list(NEEDS_HOSTS)
 HEALTHY, SICK, UNKNOWN = 0, 1, 2
 VICTIM, OTHER = "L0P0", "L1P0"
